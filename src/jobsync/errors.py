@@ -280,7 +280,7 @@ class NotFound(JobsyncError):
     def __str__(self) -> str:
         hint = f" Did you mean {self.hint}?" if self.hint else ""
         known = f" Known: {', '.join(self.known)}." if self.known else ""
-        return f"There is no {self.kind} {self.name!r}.{hint}{known}"
+        return f"There is no {self.kind} {safe_repr(self.name)}.{hint}{known}"
 
 
 class _RecordError(JobsyncError):
@@ -426,10 +426,21 @@ class Unavailable(JobsyncError):
         return f"{self.store} is unavailable: {self.reason}. {_sentence(self.fix)}"
 
 
-def closest_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+def plain_text(value: object) -> str | None:
+    """Return a text without what a derived class adds; None if it is not a text.
+
+    What a user passes for a name is compared in this form: its own `==` and hash may raise.
+    """
+    return str.__str__(value) if issubclass(type(value), str) else None
+
+
+def closest_name(name: object, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """Return the known name that a mistyped one most likely means, or None if none is close.
 
     `likeness` runs from 0 to 1, the same name.
     """
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    text = plain_text(name)
+    if text is None:
+        return None
+    matches = difflib.get_close_matches(text, list(known), n=1, cutoff=likeness)
     return matches[0] if matches else None

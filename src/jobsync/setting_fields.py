@@ -81,6 +81,9 @@ def convert_value(field: FieldInfo, value: Any, origin: Origin) -> Any:
         # msgspec quotes some values.
         detail = "" if _is_secret(field) else f": {decapitalise(str(error))}"
         problem = f"has a wrong value{detail}"
+    except UnicodeEncodeError:
+        # A lone surrogate, where a number is expected.
+        problem = "has a wrong value"
     # Not raised within `except`: the error would carry the value as its context.
     raise describe_wrong_value(field, value, origin, problem, f"use {_describe(field)}")
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 import pytest
-from chance import FakeClock, SeededRandomness
+from chance import SeededRandomness, StandingClock
 from store_locations import StoreLocation
 from waiting import until
 
@@ -27,7 +27,7 @@ from jobsync import (
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
-from jobsync.database.index_entries import NOTES, progress_key, since_key
+from jobsync.database.index_notes import NOTES, progress_key, since_key
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import BURIAL_AGE, LATEST_ARRIVAL, Change, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
@@ -36,31 +36,6 @@ T = TypeVar("T")
 
 EU = {"region": "eu"}
 BY_REGION = {"by_region": ["region"]}
-
-
-class StandingClock(FakeClock):
-    """A clock that tests move; who sleeps waits until then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moved = asyncio.Event()
-        self.sleeps: Counter[float] = Counter()
-        """How many sleeps have begun, by their seconds."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait until the clock was moved so far."""
-        self.sleeps[seconds] += 1
-        end = self.mono_seconds + seconds
-        await asyncio.sleep(0)
-        while self.mono_seconds < end:
-            await self._moved.wait()
-
-    def move(self, seconds: float) -> None:
-        """Advance the time."""
-        self.mono_seconds += seconds
-        self.wall_seconds += seconds
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
 
 
 class CountingStore(StoreDecorator):

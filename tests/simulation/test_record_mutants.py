@@ -12,6 +12,7 @@ import record_stories
 from msgspec.structs import replace
 from mutants import catches
 
+from jobsync.components import Components
 from jobsync.core.expiry import ExpiryRule, read_time
 from jobsync.database import backfill, index, index_entries
 from jobsync.database.archive import ArchiveMark, ArchiveMoves, MoveResult
@@ -105,10 +106,10 @@ def builds_without_waiting(patch: pytest.MonkeyPatch) -> None:
 def waits_anew_in_each_process(patch: pytest.MonkeyPatch) -> None:
     """A backfill waits for as long as if its index had been added a moment ago."""
 
-    async def measure(*_: object) -> list[float]:
-        return [0.0]
+    async def measure(_: Store, notes: Sequence[Any], __: Components) -> list[float]:
+        return [0.0 for _ in notes]
 
-    patch.setattr(Backfill, "_measure_ages", measure)
+    patch.setattr(backfill, "measure_ages", measure)
 
 
 def marks_ready_what_is_not(patch: pytest.MonkeyPatch) -> None:

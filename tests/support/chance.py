@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+from collections import Counter
 
 from jobsync.core.clock import Mono, Wall
 
-__all__ = ["FakeClock", "SeededRandomness"]
+__all__ = ["FakeClock", "SeededRandomness", "StandingClock"]
 
 
 class FakeClock:
@@ -33,6 +34,31 @@ class FakeClock:
         await asyncio.sleep(0)
         self.wall_seconds += seconds
         self.mono_seconds += seconds
+
+
+class StandingClock(FakeClock):
+    """A clock that tests move; who sleeps waits until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = asyncio.Event()
+        self.sleeps: Counter[float] = Counter()
+        """How many sleeps have begun, by their seconds."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the clock was moved so far."""
+        self.sleeps[seconds] += 1
+        end = self.mono_seconds + seconds
+        await asyncio.sleep(0)
+        while self.mono_seconds < end:
+            await self._moved.wait()
+
+    def move(self, seconds: float) -> None:
+        """Advance the time."""
+        self.mono_seconds += seconds
+        self.wall_seconds += seconds
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
 
 class SeededRandomness:

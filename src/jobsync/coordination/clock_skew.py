@@ -17,7 +17,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Clock, Mono
 from jobsync.stores.contract import Head, Put, Store, unwrap
 
-__all__ = ["ClockComparison", "WriteTimes", "measure_time"]
+__all__ = ["ClockComparison", "ProbedListing", "WriteTimes", "list_with_probe", "measure_time"]
 
 _RESOLUTION = 1.0
 """Seconds: `Last-Modified` has no fraction."""
@@ -103,6 +103,55 @@ class ClockComparison:
         )
 
 
+class ProbedListing(msgspec.Struct, frozen=True):
+    """A listing with a record that was written just before, so its time is the present."""
+
+    heads: dict[str, Head]
+    """By key."""
+    probe: Head | None
+    """The record; None if it is not among the heads."""
+    write: WriteTimes
+
+    @property
+    def now(self) -> float | None:
+        """The server's time, perhaps without the fraction; None if the listing does not tell."""
+        return None if self.probe is None else self.probe.written_at
+
+
+async def list_with_probe(store: Store, probes: str, components: Components) -> ProbedListing:
+    """Write a record, list it with all others of its level, and remove it.
+
+    Those that were left an hour ago, by processes that ended in between, are removed with it.
+
+    Args:
+        store: to ask.
+        probes: how the keys of such records begin, and of no others.
+        components: this machine's clocks.
+
+    Raises:
+        Unavailable: the store does not answer.
+        OutcomeUnknown: the record may have been written, may still be, or never.
+    """
+    clock = components.clock
+    (record_id,) = components.ids.records(1)
+    put, sent = Put(f"{probes}{record_id}", {}), clock.mono()
+    (outcome,) = await store.write([put])
+    unwrap(outcome, put.key)
+    level = probes[: probes.rindex("/") + 1]
+    heads = {head.key: head for head in await store.heads(level, limit=_PAGE)}
+    listing = ProbedListing(heads, heads.get(put.key), WriteTimes(sent, clock.mono()))
+    now = clock.wall().seconds if listing.now is None else listing.now
+    old = [
+        head.key
+        for head in heads.values()
+        if head.key.startswith(probes)
+        and head.written_at is not None
+        and head.written_at < now - _LEFT_BEHIND
+    ]
+    await store.drop([put.key, *old])
+    return listing
+
+
 async def measure_time(store: Store, prefix: str, components: Components) -> float:
     """Return the store's time, in Unix seconds, for a process without a session.
 
@@ -121,19 +170,7 @@ async def measure_time(store: Store, prefix: str, components: Components) -> flo
     if (stored := await store.now()) is not None:
         return stored.seconds
     clock, comparison = components.clock, ClockComparison(components.clock)
-    (record_id,) = components.ids.records(1)
-    put, sent = Put(f"{prefix}{record_id}", {}), clock.mono()
-    (outcome,) = await store.write([put])
-    unwrap(outcome, put.key)
-    heads = {head.key: head for head in await store.heads(prefix, limit=_PAGE)}
-    own = heads.get(put.key)
-    if own is not None:
-        comparison.note_listed(own, {own.version: WriteTimes(sent, clock.mono())})
-    now = clock.wall().seconds - (comparison.skew or 0.0)
-    old = [
-        head.key
-        for head in heads.values()
-        if head.written_at is not None and head.written_at < now - _LEFT_BEHIND
-    ]
-    await store.drop([put.key, *old])
-    return now
+    listing = await list_with_probe(store, prefix, components)
+    if listing.probe is not None:
+        comparison.note_listed(listing.probe, {listing.probe.version: listing.write})
+    return clock.wall().seconds - (comparison.skew or 0.0)

@@ -8,11 +8,12 @@ On its own because queues, schedulers and the command line check the same things
 """
 
 import re
+from collections.abc import Iterable
 
 from jobsync.core.clock import Seconds
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name, plain_text
 
-__all__ = ["LONGEST_DELAY", "check_count", "check_resource_name", "check_seconds"]
+__all__ = ["LONGEST_DELAY", "check_choice", "check_count", "check_resource_name", "check_seconds"]
 
 LONGEST_DELAY: Seconds = 366 * 86_400.0
 """The longest delay or timeout that is accepted."""
@@ -25,6 +26,18 @@ def check_count(field: str, value: object, *, least: int, most: int | None = Non
     if type(value) is not int or value < least or (most is not None and value > most):
         wanted = f"{least} or more" if most is None else f"{least} to {most:,}"
         raise Invalid(field, value, f"must be {wanted}", "pass a whole number")
+
+
+def check_choice(
+    field: str, value: object, choices: Iterable[str], problem: str = "is unknown"
+) -> str:
+    """Check one of several words; return it as a plain text."""
+    known, text = list(choices), plain_text(value)
+    if text is not None and text in known:
+        return text
+    hint = closest_name(text, known)
+    fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
+    raise Invalid(field, value, problem, fix)
 
 
 def check_seconds(

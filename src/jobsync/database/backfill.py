@@ -10,10 +10,11 @@ former one, which writers keep until then. Only then are all records read, in th
 ids, and the entries that they name are written. A record that changes meanwhile is kept by its
 writer. Entries have the same key whoever writes them, so it does no harm to write one twice.
 
-That time counts from a note, which the first process stores at once. Whoever comes later waits for
-the rest, by the store's clock: by the age of the note, or, at an object store, by the times of two
-writes, of the note and of another record. So processes that live for seconds only get it done too.
-If the store's clock does not tell, the wait begins anew.
+That time counts from a note on each index, which the first process stores at once. Whoever comes
+later waits for the rest, by the store's clock: by the age of the note, or, at an object store, by
+the times of two writes, of the note and of another record. Each index has its own rest, so one that
+changes often delays no other. So processes that live for seconds only get it done too. If the
+store's clock does not tell, the wait begins anew.
 
 What is not covered: a process that stands still for longer than that between reading a definition
 and writing a record, and a store whose clock is set forward meanwhile. `Database.backfill` with
@@ -21,7 +22,7 @@ and writing a record, and a store whose clock is set forward meanwhile. `Databas
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable
 from operator import methodcaller
 
 import msgspec
@@ -32,14 +33,13 @@ from jobsync.coordination.fleet_clock import MAX_SKEW
 from jobsync.core.expiry import ExpiryRule, rank_of_time
 from jobsync.database.definition import Definition, IndexState
 from jobsync.database.index import IndexedWriter
-from jobsync.database.index_entries import (
+from jobsync.database.index_entries import remove_index, write_entries
+from jobsync.database.index_notes import (
     BACKFILLS,
-    NOTES,
+    measure_ages,
     progress_key,
-    remove_index,
     remove_notes,
     since_key,
-    write_entries,
 )
 from jobsync.database.registry import ResourceRegistry
 from jobsync.database.resource_records import DATA, DEFINITION_AGE
@@ -67,8 +67,8 @@ BUILD_DELAY = DEFINITION_AGE + _WRITE_TIME
 LATE_BUILD_DELAY = BUILD_DELAY + LATEST_ARRIVAL
 """Seconds after which also no earlier write arrives late, as it can at an object store."""
 
-_RESOLUTION = 1.0
-"""Seconds: an object store tells the times of writes without a fraction."""
+_TOGETHER = 1.0
+"""Seconds: indexes that changed at once are worked on at once. Times of writes may be rounded."""
 
 _LONG_PAUSE = 3600.0
 _PAGE = 500
@@ -130,23 +130,31 @@ class Backfill:
             Unavailable: the store does not answer; what was done stays done.
         """
         while not (definition := await self._read(name)).is_settled:
-            building = [index for index in definition.indexes if not index.is_ready]
-            changed = await self._list_changed(definition, building)
-            if changed:
-                await self._clock.sleep(await self._measure_rest(changed))
-                for index in building:
-                    # So that nobody who goes on with it waits again.
-                    await self._note(index, None, _Progress())
-            for index in building:
-                if await self._build(name, index) and await self._mark_ready(name, index.key):
-                    self._events.emit(IndexReady(resource=name, index=index.rule.name))
-                await remove_notes(self._get_store(), index.key)
-            for index in definition.retired:
-                if definition.expiry is None:
-                    # A sweep may have begun a move while the rule was dropped.
-                    await self._complete_moves_in(name, index)
-                await self._registry.change(name, methodcaller("abandon_index", index))
-            for key in definition.abandoned:
+            rests = await self._measure_rests(definition)
+            pause = _choose_pause(rests.values())
+            if pause > 0:
+                await self._clock.sleep(pause)
+            due = {key for key, rest in rests.items() if rest <= pause}
+            await self._work_on(definition, due)
+
+    async def _work_on(self, definition: Definition, due: Container[str]) -> None:
+        """Work on the indexes whose time has come."""
+        name = definition.name
+        for index in definition.list_unready():
+            if index.key not in due:
+                continue
+            if await self._build(name, index) and await self._mark_ready(name, index.key):
+                self._events.emit(IndexReady(resource=name, index=index.rule.name))
+            await remove_notes(self._get_store(), index.key)
+        for index in definition.retired:
+            if index.key not in due:
+                continue
+            if definition.expiry is None:
+                # A sweep may have begun a move while the rule was dropped.
+                await self._complete_moves_in(name, index)
+            await self._registry.change(name, methodcaller("abandon_index", index))
+        for key in definition.abandoned:
+            if key in due:
                 await remove_index(self._get_store(), name, key)
                 await self._registry.change(name, methodcaller("forget_index", key))
 
@@ -180,52 +188,44 @@ class Backfill:
                 await self._build(name, index)
                 await remove_notes(self._get_store(), index.key)
 
-    async def _list_changed(
-        self, definition: Definition, building: Sequence[IndexState]
-    ) -> dict[str, str]:
+    async def _measure_rests(self, definition: Definition) -> dict[str, float]:
+        """Return how many seconds remain until every process knows an index as it is now.
+
+        Returns:
+            Those of each index that is not settled, by its key; 0 if its backfill has begun.
+        """
+        store = self._get_store()
+        delay = BUILD_DELAY if store.is_atomic else LATE_BUILD_DELAY
+        states = await self._list_changed(definition)
+        rests = {key: 0.0 if key not in states else delay for key in definition.unsettled_keys}
+        found = await store.get_many([since_key(key) for key in states], tombstones=True)
+        stale: list[Put] = []
+        notes: dict[str, Record] = {}
+        for (key, state), note in zip(states.items(), found, strict=True):
+            value = {"state": state}
+            if note is None or note.value != value:
+                stale.append(Put(since_key(key), value, note))
+            else:
+                notes[key] = note
+        if stale:
+            # If another process has just stored the same, that makes no difference.
+            await store.write(stale)
+        ages = await measure_ages(store, list(notes.values()), self._components)
+        for key, age in zip(notes, ages, strict=True):
+            rests[key] = max(0.0, delay - age)
+        return rests
+
+    async def _list_changed(self, definition: Definition) -> dict[str, str]:
         """Return the indexes that some process may not know yet as they are, and what they are."""
-        notes = await self._get_store().get_many([progress_key(index.key) for index in building])
-        begun = {index.key for index, note in zip(building, notes, strict=True) if note}
+        building = [index.key for index in definition.list_unready()]
+        notes = await self._get_store().get_many([progress_key(key) for key in building])
+        new = [key for key, note in zip(building, notes, strict=True) if note is None]
         return {
-            **{index.key: "new" for index in building if index.key not in begun},
+            **dict.fromkeys(new, "new"),
             # One that came back, and was retired again, has others who read it.
             **{index.key: f"retired {index.retirements}" for index in definition.retired},
             **dict.fromkeys(definition.abandoned, "abandoned"),
         }
-
-    async def _measure_rest(self, changed: Mapping[str, str]) -> float:
-        """Return how many seconds remain until every process knows how indexes have changed."""
-        store = self._get_store()
-        delay = BUILD_DELAY if store.is_atomic else LATE_BUILD_DELAY
-        found = await store.get_many([since_key(key) for key in changed], tombstones=True)
-        notes = [
-            Put(since_key(key), {"state": state}, note)
-            for (key, state), note in zip(changed.items(), found, strict=True)
-            if note is None or note.value != {"state": state}
-        ]
-        if notes:
-            # If another process has just stored the same, that makes no difference.
-            await store.write(notes)
-            return delay
-        ages = await self._measure_ages([note for note in found if note is not None])
-        return max(0.0, delay - min(ages))
-
-    async def _measure_ages(self, notes: Sequence[Record]) -> list[float]:
-        """Return for how many seconds notes have been there, at least, by the store's clock."""
-        store = self._get_store()
-        ages = [await store.age(note) for note in notes]
-        if None not in ages:
-            return [age or 0.0 for age in ages]
-        (record_id,) = self._components.ids.records(1)
-        probe = f"{NOTES}{record_id}"
-        await store.write([Put(probe, {})])
-        times = {head.key: head.written_at for head in await store.heads(NOTES)}
-        await store.drop([probe])
-        now = times.get(probe)
-        written = [times.get(note.key) for note in notes]
-        return [
-            0.0 if now is None or at is None else max(0.0, now - at - _RESOLUTION) for at in written
-        ]
 
     async def complete_moves(self, name: str) -> None:
         """Complete the moves to archives that sweeps have begun; before the expiry is dropped.
@@ -273,13 +273,16 @@ class Backfill:
         """
         store = self._get_store()
         writer = IndexedWriter(name, [index], self._components)
-        note = await self._note(index, None, _Progress())
+        note: Record | None = None
         while True:
             now = (await self._read(name)).find_index(index.rule.kind, index.rule.name)
             if now is None or now.key != index.key:
                 return False
             if now.is_ready and not index.is_ready:
                 return True
+            if note is None:
+                # Not before: another process may have completed it, and removed its notes.
+                note = await self._note(index, None, _Progress())
             progress = _read_note(note)
             records = await store.scan(f"{DATA}{name}/", after=progress.after, limit=_PAGE)
             await write_entries(
@@ -318,6 +321,12 @@ class Backfill:
             return found
         # Without a note the index is complete by now: begin again, which does no harm.
         return await self._note(index, found, _Progress())
+
+
+def _choose_pause(rests: Iterable[float]) -> float:
+    """Return the least of several rests; those that end with it count too."""
+    rests = sorted(rests)
+    return max(rest for rest in rests if rest <= rests[0] + _TOGETHER)
 
 
 async def count_done(store: Store, index: IndexState) -> int | None:

@@ -5,8 +5,9 @@ time, in any process, also in several at once. Of all processes that have a sess
 prefix, one cleans it: an hour after the last time on SQL, a day on object stores, where listing
 names costs money. Losing the race to another process costs three requests.
 
-Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be removed now is
-removed next time.
+Tombstones are buried once they are an hour old (`BURIAL_AGE`). So are notes on the backfill of an
+index that is complete, which a process has left that died at that moment. What cannot be removed
+now is removed next time.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -15,7 +16,9 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.database.index_entries import NOTES, remove_index
+from jobsync.database.definition import KNOWN_FORMAT
+from jobsync.database.index_entries import remove_index
+from jobsync.database.index_notes import NOTES, find_noted_index, list_old_notes
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.registry import DEFINITIONS, DROPPED, ResourceRegistry, list_dropped_indexes
 from jobsync.database.resource_records import DATA
@@ -84,6 +87,7 @@ class Cleanup:
         list_prefixes: Callable[[], Sequence[str]],
     ) -> None:
         self._get_store = get_store
+        self._components = components
         self._clock = components.clock
         self._randomness = components.randomness
         self._events = components.events
@@ -122,12 +126,30 @@ class Cleanup:
 
     async def _clean(self, scope: _CleanupScope) -> DatabaseTidied:
         swept = sum([await storage.sweep() for storage in scope.storages])
+        if NOTES in scope.prefixes:
+            await self._remove_notes()
         buried = sum([await self._bury(prefix) for prefix in scope.prefixes])
         await self._forget(scope.dropped)
         event = DatabaseTidied(buried=buried, swept=swept)
         if scope.prefixes:
             self._events.emit(event)
         return event
+
+    async def _remove_notes(self) -> None:
+        """Remove the notes that were left on indexes that are settled, or gone."""
+        store = self._get_store()
+        if not (notes := await list_old_notes(store, self._components)):
+            return
+        # Read after the notes: what has become of an index since then has written them again.
+        await self._registry.refresh()
+        definitions = [resource.definition for resource in self._registry.resources.values()]
+        if any(definition.format > KNOWN_FORMAT for definition in definitions):
+            # Newer code does not tell which indexes it works on.
+            return
+        used = {key for definition in definitions for key in definition.unsettled_keys}
+        left = [note.delete() for note in notes if find_noted_index(note) not in used]
+        if left:
+            await store.write(left)
 
     async def _bury(self, prefix: str) -> int:
         total = 0

@@ -24,6 +24,7 @@ from jobsync.database.cleanup import Cleanup, DatabaseTidied
 from jobsync.database.connection import Connection, DatabaseConnected, DatabaseDisconnected
 from jobsync.database.definition import Rule
 from jobsync.database.document import CREATED, UPDATED
+from jobsync.database.hooks import parse_hooks
 from jobsync.database.plugin import Plugin
 from jobsync.database.plugin_set import PluginSet
 from jobsync.database.plugin_storage import PluginStorage
@@ -226,6 +227,8 @@ class Database(EventEmitter):
                 pass; gives the reason. Nothing was written.
         """
         fields = None if attributes is None else parse(attributes)
+        if hooks is not None:
+            parse_hooks(hooks)
         rules: Sequence[Rule] = ()
         if partitions is not None:
             rules = parse_partitions(partitions, self._list_fields(name, fields))

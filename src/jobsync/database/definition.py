@@ -273,10 +273,19 @@ class Definition(msgspec.Struct, frozen=True):
         return (*(index.key for index in self.kept_indexes), *self.abandoned)
 
     @property
+    def unsettled_keys(self) -> tuple[str, ...]:
+        """The keys of the indexes that are not ready, and of former ones."""
+        unready = (index.key for index in self.list_unready())
+        return (*unready, *(index.key for index in self.retired), *self.abandoned)
+
+    @property
     def is_settled(self) -> bool:
         """Whether all its indexes are ready, and no former ones have entries."""
-        is_ready = all(index.is_ready for index in self.indexes)
-        return is_ready and not self.retired and not self.abandoned
+        return not self.unsettled_keys
+
+    def list_unready(self) -> list[IndexState]:
+        """Return the indexes that do not have all records."""
+        return [index for index in self.indexes if not index.is_ready]
 
     def _find_retired(self, rule: Rule) -> list[IndexState]:
         """Return the retired indexes of the same kind and name."""

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
-from jobsync.errors import Invalid, closest_name, format_error, safe_name
+from jobsync.core.arguments import check_choice
+from jobsync.errors import Invalid, format_error, safe_name
 from jobsync.events import EventEmitter, Events, HandlerFailed
 from jobsync.user_functions import check_function, is_for_task
 
-__all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
+__all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb", "parse_hooks"]
 
 Verb: TypeAlias = Literal[
     "insert",
@@ -67,7 +68,7 @@ class ResourceHooks:
             Invalid: there is no such hook name, or the hook is not callable.
         """
         _check_name(name)
-        check_function(name, hook, "pass a function of one argument")
+        _check_hook(name, hook)
         hooks = self._hooks.setdefault(name, [])
         # A resource that is defined again gets the same functions again.
         if hook not in hooks:
@@ -146,10 +147,13 @@ class HookedVerbs(EventEmitter):
         return self._hooks.add_or_decorate(f"after_{verb}", hook)
 
     def add_hooks(self, hooks: Mapping[str, Any]) -> None:
-        """Add hooks by names such as `before_insert`: one function or a list for each."""
-        for name, functions in hooks.items():
-            for hook in functions if isinstance(functions, list | tuple) else [functions]:
-                self._hooks.add(name, hook)
+        """Add hooks by names such as `before_insert`: one function or a list for each.
+
+        Raises:
+            Invalid: there is no such hook name, or a hook is not callable; none was added.
+        """
+        for name, hook in parse_hooks(hooks):
+            self._hooks.add(name, hook)
 
     async def _run_verb(self, verb: Verb, value: Any, work: Callable[[Any], Awaitable[T]]) -> T:
         result = await work(await self._hooks.before(verb, value))
@@ -157,11 +161,30 @@ class HookedVerbs(EventEmitter):
         return result
 
 
-def _check_name(name: str) -> None:
-    if name not in _HOOK_NAMES:
-        hint = closest_name(name, _HOOK_NAMES)
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_HOOK_NAMES)}"
-        raise Invalid("hook", name, "is unknown", fix)
+def parse_hooks(hooks: object) -> list[tuple[str, Hook]]:
+    """Return hooks with their names, of a dictionary with one function or a list for each name.
+
+    Raises:
+        Invalid: there is no such hook name, or a hook is not callable.
+    """
+    if not isinstance(hooks, Mapping):
+        fix = 'write {"before_insert": function}'
+        raise Invalid("hooks", hooks, "must be a dictionary", fix)
+    parsed: list[tuple[str, Hook]] = []
+    for name, functions in hooks.items():
+        _check_name(name)
+        for hook in functions if isinstance(functions, list | tuple) else [functions]:
+            _check_hook(name, hook)
+            parsed.append((name, hook))
+    return parsed
+
+
+def _check_name(name: object) -> None:
+    check_choice("hook", name, _HOOK_NAMES)
+
+
+def _check_hook(name: str, hook: object) -> None:
+    check_function(name, hook, "pass a function of one argument")
 
 
 async def _call(hook: Hook, value: Any) -> Any:

@@ -1,7 +1,6 @@
 """The entries of indexes: how they are named, and how a record names those that it has.
 
-An entry is a record without content, whose key says all; see `jobsync.database.index`. Beside the
-entries there are notes on indexes that are built or removed.
+An entry is a record without content, whose key says all; see `jobsync.database.index`.
 """
 
 import hashlib
@@ -14,16 +13,15 @@ import msgspec
 from jobsync.components import NONCE_LENGTH
 from jobsync.core.codec import Json
 from jobsync.core.keys import MAX_SEGMENT, escape, unescape
+from jobsync.database.index_notes import remove_notes
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.contract import Change, Conflicted, Put, Record, Store, Unknown, unwrap
+from jobsync.stores.contract import Change, Put, Record, Store, Unknown
 
 __all__ = [
     "AFTER_IDS",
-    "BACKFILLS",
     "ENTRIES",
     "HASHED",
     "INDEXES",
-    "NOTES",
     "PLAIN",
     "IndexEntry",
     "IndexRule",
@@ -34,25 +32,15 @@ __all__ = [
     "name_entries",
     "name_entry",
     "parse_name",
-    "progress_key",
     "read_time",
     "remove_entries",
     "remove_index",
-    "remove_notes",
-    "since_key",
     "skip_id",
     "write_entries",
 ]
 
 INDEXES = "index/"
 """The prefix of entries; each index of a resource has a level below it."""
-
-BACKFILLS = "backfill/"
-"""The prefix of what backfills note."""
-
-NOTES = f"{BACKFILLS}note/"
-"""The prefix of notes on indexes that are built or removed. One level, so that one listing shows
-which were deleted."""
 
 ENTRIES = "_entries"
 """The field of a record with the nonces of the entries that are older than its last write."""
@@ -166,36 +154,12 @@ def read_time(entry: Record) -> float:
     return at if isinstance(at, int | float) else 0.0
 
 
-def progress_key(index: str) -> str:
-    """Return the key of the note on how far the backfill of an index is."""
-    return f"{NOTES}{index}.progress"
-
-
-def since_key(index: str) -> str:
-    """Return the key of the note on since when processes may disagree about an index."""
-    return f"{NOTES}{index}.since"
-
-
 async def remove_index(store: Store, resource: str, key: str) -> None:
     """Remove all entries of an index, and the notes on its backfill."""
     prefix = index_prefix(resource, key)
     while heads := await store.heads(prefix, limit=_PAGE):
         await store.drop([head.key for head in heads])
     await remove_notes(store, key)
-
-
-async def remove_notes(store: Store, key: str) -> None:
-    """Remove the notes on the backfill of an index.
-
-    By tombstones: another process that still builds the index may write them again.
-    """
-    keys = [progress_key(key), since_key(key)]
-    while notes := [note for note in await store.get_many(keys) if note]:
-        for note, outcome in zip(
-            notes, await store.write([note.delete() for note in notes]), strict=True
-        ):
-            if not isinstance(outcome, Conflicted):
-                unwrap(outcome, note.key)
 
 
 async def remove_entries(store: Store, keys: Sequence[str]) -> None:

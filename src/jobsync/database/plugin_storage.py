@@ -6,8 +6,8 @@ the machine that set it, after which it reads as absent. That is for cleaning up
 processes must never hold at once needs a lock, not a clock.
 """
 
-import math
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -52,6 +52,9 @@ Ttl: TypeAlias = float | timedelta | None
 # In the class, `list` is a verb.
 _Keys: TypeAlias = list[str]
 _Records: TypeAlias = list[Record]
+
+_LARGEST = sys.float_info.max
+"""A whole number may be larger, and then it cannot be added to a time."""
 
 
 class StoredValue(msgspec.Struct, frozen=True):
@@ -249,7 +252,7 @@ class PluginStorage:
         if ttl is None:
             return {"value": value, "expires_at": None}
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        if not (type(seconds) in {int, float} and 0 < seconds < math.inf):
+        if not (type(seconds) in {int, float} and 0 < seconds <= _LARGEST):
             raise Invalid("ttl", ttl, "must be a number of seconds above 0", "write 3600")
         return {"value": value, "expires_at": self._clock.wall().seconds + seconds}
 
@@ -273,5 +276,5 @@ def _check_key(key: Any) -> str:
 
 
 def _check_number(name: str, value: Any, fix: str) -> None:
-    if type(value) not in {int, float} or not math.isfinite(value):
+    if type(value) not in {int, float} or not abs(value) <= _LARGEST:
         raise Invalid(name, value, "must be a number", fix)

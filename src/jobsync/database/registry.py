@@ -24,7 +24,7 @@ from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import Resource
 from jobsync.database.resource_records import DATA, DEFINITION_AGE, ResourceRecords
-from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name
+from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name, plain_text
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
@@ -65,9 +65,10 @@ class Registry(Generic[V]):
         self._values = values
 
     def __getitem__(self, name: str) -> V:
-        if name not in self._values:
+        text = plain_text(name)
+        if text is None or text not in self._values:
             raise self.not_found(name)
-        return self._values[name]
+        return self._values[text]
 
     def __getattr__(self, name: str) -> V:
         # Called only for missing attributes, by `copy`, `hasattr` and the like too.
@@ -80,11 +81,11 @@ class Registry(Generic[V]):
 
     def not_found(self, name: str) -> NotFound:
         """Return the error for an unknown name, with the closest known one."""
-        hint = closest_name(str(name), self._values)
+        hint = closest_name(name, self._values)
         return NotFound(self._kind, name, sorted(self._values), hint)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return plain_text(name) in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._values))

@@ -28,7 +28,7 @@ from jobsync.database.index import Index, IndexedWriter
 from jobsync.database.keyspace import Keyspace
 from jobsync.database.read_cache import CachedReads, ReadGuard
 from jobsync.database.validation import Validator
-from jobsync.errors import Invalid, InvalidRecord, NewerFormat, closest_name
+from jobsync.errors import Invalid, InvalidRecord, NewerFormat, closest_name, plain_text
 from jobsync.events import Event, Events
 from jobsync.stores.contract import Change, Outcome, Record, Store, Where
 
@@ -378,10 +378,11 @@ class ResourceRecords:
             ready = [rule for rule, index in indexes.items() if index.is_ready]
             chosen = choose_partition(filters.parse(selection.where), ready)
             return None if chosen is None else self._make_lookup(indexes[chosen[0]], chosen[1])
+        name = plain_text(selection.partition)
         for rule, index in indexes.items():
-            if rule.name == selection.partition:
+            if rule.name == name:
                 return self._make_lookup(index, rule.rank_of(selection.partition_values or {}))
-        hint = closest_name(str(selection.partition), self.partitions)
+        hint = closest_name(name, self.partitions)
         known = ", ".join(self.partitions) or "none"
         fix = f"did you mean {hint}?" if hint else f"it has {known}"
         raise Invalid("partition", selection.partition, f"is not one of {self.name}", fix)

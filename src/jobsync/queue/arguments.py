@@ -9,9 +9,10 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jobsync.core.arguments import check_choice
 from jobsync.core.codec import check_text
 from jobsync.core.messages import FINISHED, LIVE, MessageState
-from jobsync.errors import Invalid, closest_name
+from jobsync.errors import Invalid
 
 __all__ = [
     "check_cursor",
@@ -32,11 +33,7 @@ _is_finished_cursor = re.compile(r"[0-9]{1,13}(\.[0-9]{1,20})? .*").fullmatch
 
 def check_state(state: object, known: Iterable[str] = _STATES) -> None:
     """Check the name of a state, or of a group of states."""
-    names = list(known)
-    if state not in names:
-        hint = closest_name(state, names) if isinstance(state, str) else None
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(names)}"
-        raise Invalid("state", state, "is not a message state", fix)
+    check_choice("state", state, known, "is not a message state")
 
 
 def check_states(states: Collection[MessageState]) -> list[MessageState]:

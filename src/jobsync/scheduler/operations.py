@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.arguments import check_count
+from jobsync.core.arguments import check_choice, check_count
 from jobsync.core.firing import build_requested_run, next_instant
 from jobsync.core.job_changes import add_request, edit, pause, remove, resume
 from jobsync.core.job_state import (
@@ -38,6 +38,8 @@ _is_cursor = re.compile(r"[0-9]{11}(-.+)?").fullmatch
 _MAX_KNOWN = 20
 """Names that an error lists."""
 _STATUSES = get_args(RunStatus)
+_LATEST_TIME = 1e12
+"""Seconds since 1970, in the year 33658."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,17 +345,11 @@ def _list_statuses(status: Any) -> list[str]:
     if status is None:
         return []
     found = [status] if isinstance(status, str) or not isinstance(status, Iterable) else [*status]
-    for one in found:
-        _check_status(one)
-    return found
+    problem = "is not the status of a run"
+    return [check_choice("status", one, _STATUSES, problem) for one in found]
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _check_status(status: object) -> None:
-    if not isinstance(status, str) or status not in _STATUSES:
-        hint = closest_name(status, _STATUSES) if isinstance(status, str) else None
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_STATUSES)}"
-        raise Invalid("status", status, "is not the status of a run", fix)
+    # By comparison: a whole number may be too large for a float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= _LATEST_TIME  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.arguments import check_choice, check_count, check_seconds
 from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
@@ -196,8 +196,8 @@ def _build_definition(given: Mapping[str, Any]) -> JobDefinition:
     for field in ("timeout", "jitter"):
         if isinstance(fields.get(field), timedelta):
             fields[field] = fields[field].total_seconds()
-    _check_choice("overlap", fields.get("overlap", "skip"), get_args(Overlap))
-    _check_choice("misfire", fields.get("misfire", "last"), get_args(Misfire))
+    check_choice("overlap", fields.get("overlap", "skip"), get_args(Overlap))
+    check_choice("misfire", fields.get("misfire", "last"), get_args(Misfire))
     for field in ("enabled", "run_on_start"):
         if not isinstance(fields.get(field, True), bool):
             raise Invalid(field, fields[field], "must be True or False", "write True")
@@ -218,10 +218,3 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     return float.__float__(value) if isinstance(value, float) else value
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        hint = closest_name(value, choices) if isinstance(value, str) else None
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(choices)}"
-        raise Invalid(field, value, "is unknown", fix)

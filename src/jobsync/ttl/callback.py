@@ -1,8 +1,9 @@
 """Asks a user's callback about expired records: True deletes a record, False keeps it.
 
 Whatever the callback does, the sweep goes on. It may raise, return something else, or take too
-long: then the record stays, and the reason is reported. A call that goes on after its time occupies
-one of a few slots until it ends. While all are occupied, nobody is asked.
+long: then the record stays, and the reason is reported. A call that goes on after its time takes no
+slot from others, and nobody is asked about its record again until it ends. Only if very many go on,
+nobody is asked at all: each has a thread.
 """
 
 import asyncio
@@ -27,13 +28,16 @@ from jobsync.user_code import (
     run_in_own_context,
 )
 
-__all__ = ["CALLBACK_TIMEOUT", "ExpiryCallback", "find_calling_callback"]
+__all__ = ["CALLBACK_TIMEOUT", "MAX_ENDLESS", "ExpiryCallback", "find_calling_callback"]
 
 CALLBACK_TIMEOUT: Seconds = 60.0
 """Seconds that a callback has for one record."""
 
 _SLOTS = 10
-"""How many calls of one callback run at once."""
+"""How many records a callback is asked about at once."""
+
+MAX_ENDLESS = 100
+"""How many calls of one callback may go on after their time before nobody is asked any more."""
 
 _GRACE: Seconds = 1.0
 """Seconds that a cancelled coroutine has to end before it counts as one that goes on."""
@@ -64,8 +68,8 @@ class ExpiryCallback:
         self._is_async = is_coroutine_function(function)
         self.timeout = timeout
         self._threads = UserThreads("jobsync-ttl")
-        self._running: set[asyncio.Future[Any]] = set()
-        """Calls that have not ended."""
+        self._running: dict[asyncio.Future[Any], str] = {}
+        """Calls that have not ended, and the ids of their records."""
 
     @property
     def is_running(self) -> bool:
@@ -75,7 +79,8 @@ class ExpiryCallback:
     @property
     def has_room(self) -> bool:
         """Whether anybody can be asked."""
-        return len(self._running) < _SLOTS
+        # Those that are asked now count too, and end in time or not.
+        return len(set(self._running.values())) < MAX_ENDLESS + _SLOTS
 
     async def ask(self, records: Sequence[Document], resource: Resource) -> list[bool | str]:
         """Ask about records, several at once.
@@ -83,11 +88,10 @@ class ExpiryCallback:
         Returns:
             For each record True to delete it, False to keep it, or what went wrong.
         """
-        occupied = f"callbacks that exceeded {self.timeout:g} s occupy all {_SLOTS} slots"
-        verdicts: list[bool | str] = [occupied] * len(records)
+        verdicts: list[bool | str] = [""] * len(records)
         waiting = iter(range(len(records)))
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(_SLOTS - len(self._running), len(records))):
+            for _ in range(min(_SLOTS, len(records))):
                 group.create_task(self._ask_in_turn(records, resource, waiting, verdicts))
         return verdicts
 
@@ -98,20 +102,21 @@ class ExpiryCallback:
         waiting: Iterator[int],
         verdicts: list[bool | str],
     ) -> None:
-        """Ask about one record after another, until a call does not end in time."""
+        """Ask about one record after another."""
         for i in waiting:
-            calls: list[asyncio.Future[Any]] = []
-            verdicts[i] = await self._ask_one(records[i], resource, calls)
-            if any(call in self._running for call in calls):
-                return
+            if records[i]["id"] in self._running.values():
+                verdicts[i] = f"a call that exceeded {self.timeout:g} s has not returned yet"
+            elif not self.has_room:
+                problem = f"more than {MAX_ENDLESS} calls that exceeded {self.timeout:g} s go on"
+                verdicts[i] = problem
+            else:
+                verdicts[i] = await self._ask_one(records[i], resource)
 
-    async def _ask_one(
-        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
-    ) -> bool | str:
+    async def _ask_one(self, record: Document, resource: Resource) -> bool | str:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        task = loop.create_task(self._perform(record, resource, calls))
-        self._watch(task, calls)
+        task = loop.create_task(self._perform(record, resource))
+        self._watch(task, record)
         try:
             done, _ = await asyncio.wait([task], timeout=self.timeout)
         finally:
@@ -132,16 +137,14 @@ class ExpiryCallback:
             return f"the callback must return True to delete or False to keep (got {shown})"
         return bool(end.result)
 
-    async def _perform(
-        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
-    ) -> FunctionEnd:
+    async def _perform(self, record: Document, resource: Resource) -> FunctionEnd:
         _calling.set(self)
         forks = count_forks()
         try:
             if self._is_async:
                 result = await run_in_own_context(self._function, record, resource)
             else:
-                end = await self._call_on_thread(record, resource, calls)
+                end = await self._call_on_thread(record, resource)
                 if end.error is not None:
                     # Not raised: a coroutine cannot raise every error.
                     return end
@@ -155,24 +158,21 @@ class ExpiryCallback:
         finally:
             end_forked_child(forks, _KIND)
 
-    async def _call_on_thread(
-        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
-    ) -> FunctionEnd:
+    async def _call_on_thread(self, record: Document, resource: Resource) -> FunctionEnd:
         work = partial(
             copy_context().run, call_function, self._function, record, resource, kind=_KIND
         )
         call = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        self._watch(call, calls)
+        self._watch(call, record)
         await asyncio.wait([call])
         return call.result()
 
-    def _watch(self, call: asyncio.Future[Any], calls: list[asyncio.Future[Any]]) -> None:
-        calls.append(call)
-        self._running.add(call)
+    def _watch(self, call: asyncio.Future[Any], record: Document) -> None:
+        self._running[call] = record["id"]
         call.add_done_callback(self._on_end)
 
     def _on_end(self, call: asyncio.Future[Any]) -> None:
-        self._running.discard(call)
+        self._running.pop(call, None)
         if not call.cancelled():
             # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
             call.exception()

@@ -41,6 +41,7 @@ from jobsync.errors import (
     Unavailable,
     closest_name,
     format_error,
+    plain_text,
 )
 from jobsync.settings import Sources, resolve
 from jobsync.ttl import events
@@ -145,8 +146,8 @@ class TTLPlugin(CoordinatorPlugin):
             Unavailable: the store does not answer, this machine's clock is wrong, or the plugin
                 was stopped meanwhile.
         """
-        if name not in self._governed:
-            hint = closest_name(str(name), self._governed)
+        if plain_text(name) not in self._governed:
+            hint = closest_name(name, self._governed)
             raise NotFound("resource of this TTL plugin", name, list(self._governed), hint)
         return await self._sweep([name])
 

@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from jobsync.core.arguments import check_count, check_resource_name, check_seconds
-from jobsync.core.expiry import LONGEST_TTL, ON_EXPIRE, ExpiryOptions
-from jobsync.errors import Invalid, closest_name
+from jobsync.core.arguments import check_choice, check_count, check_resource_name, check_seconds
+from jobsync.core.expiry import LONGEST_TTL, ON_EXPIRE, ExpiryOptions, OnExpire
+from jobsync.errors import Invalid, closest_name, plain_text, safe_str
 from jobsync.settings import Settings, in_section
 from jobsync.user_code import check_no_generator
 
@@ -128,11 +128,8 @@ def _parse_resource(
     place = f"resources.{name}"
     _check_known(place, options)
     given = {option: value for option, value in options.items() if value is not None}
-    on_expire = given.get("on_expire", "hard-delete")
-    if on_expire not in ON_EXPIRE:
-        hint = closest_name(on_expire, ON_EXPIRE) if isinstance(on_expire, str) else None
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(ON_EXPIRE)}"
-        raise Invalid(f"{place}.on_expire", on_expire, "is unknown", fix)
+    chosen = given.get("on_expire", "hard-delete")
+    on_expire = cast("OnExpire", check_choice(f"{place}.on_expire", chosen, ON_EXPIRE))
     for option, strategy in _NEEDED_BY.items():
         if option in given and strategy != on_expire:
             fix = f"write on_expire={strategy!r}, or leave it out"
@@ -169,10 +166,10 @@ def _parse_resource(
 
 def _check_known(place: str, options: Mapping[Any, Any]) -> None:
     for option, value in options.items():
-        if option not in _OPTIONS:
-            hint = closest_name(str(option), _OPTIONS)
+        if plain_text(option) not in _OPTIONS:
+            hint = closest_name(option, _OPTIONS)
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_OPTIONS)}"
-            raise Invalid(f"{place}.{option}", value, "is not an option", fix)
+            raise Invalid(f"{place}.{safe_str(option)}", value, "is not an option", fix)
 
 
 def _check_archive(field: str, archive: str | None, name: str) -> None:

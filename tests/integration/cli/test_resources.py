@@ -7,7 +7,7 @@ from terminal import on_terminal, read_json
 
 from jobsync import Components, Database, Put, open_store
 from jobsync.database.definition import IndexState
-from jobsync.database.index_entries import progress_key
+from jobsync.database.index_notes import progress_key
 from jobsync.status.resources import read_resources_status
 
 

@@ -9,7 +9,7 @@ import pytest
 from waiting import until
 
 from jobsync import Document, Record, Resource
-from jobsync.ttl.callback import ExpiryCallback, find_calling_callback
+from jobsync.ttl.callback import MAX_ENDLESS, ExpiryCallback, find_calling_callback
 
 RESOURCE = cast("Resource", object())
 
@@ -115,25 +115,48 @@ async def test_an_answer_after_the_loop_was_blocked_for_too_long_does_not_count(
     assert verdict == "the callback has not returned after 0.05 s"
 
 
-async def test_functions_that_never_return_occupy_ten_slots_at_most() -> None:
-    """The rest is not asked, and the sweep goes on; when they return, all are asked again."""
-    release = threading.Event()
-    asked: list[int] = []
+class Blocking:
+    """A callback that blocks for some records until it is released."""
 
-    def block(record: Any, _: Any) -> bool:
-        asked.append(record.n)
-        release.wait(60)
+    def __init__(self, blocked: int) -> None:
+        self.blocked = blocked
+        self.asked: list[int] = []
+        self.release = threading.Event()
+
+    def __call__(self, record: Any, _: Any) -> bool:
+        self.asked.append(record.n)
+        if record.n < self.blocked:
+            self.release.wait(60)
         return True
 
+
+async def test_functions_that_never_return_stop_none_of_the_others() -> None:
+    """Found: ten of them occupied all slots for ever. A record has one call at a time."""
+    block = Blocking(25)
     callback = ExpiryCallback(block, timeout=0.05)
-    verdicts = await callback.ask(make_records(15), RESOURCE)
-    await until(lambda: len(asked) == 10, "ten functions have begun")
-    assert verdicts[10:] == ["callbacks that exceeded 0.05 s occupy all 10 slots"] * 5
-    assert not callback.has_room
-    assert await callback.ask(make_records(2), RESOURCE) == [verdicts[10]] * 2
-    release.set()
+    verdicts = await callback.ask(make_records(40), RESOURCE)
+    assert verdicts[:25] == ["the callback has not returned after 0.05 s"] * 25
+    assert verdicts[25:] == [True] * 15
+    verdicts = await callback.ask(make_records(40), RESOURCE)
+    assert verdicts[:25] == ["a call that exceeded 0.05 s has not returned yet"] * 25
+    assert verdicts[25:] == [True] * 15
+    assert len(block.asked) == 40 + 15
+    block.release.set()
     await until(lambda: not callback.is_running, "the functions return")
-    assert len(asked) == 10
+    callback.timeout = 60.0
+    assert await callback.ask(make_records(2), RESOURCE) == [True, True]
+
+
+async def test_functions_that_never_return_are_not_called_without_limit() -> None:
+    """Each has a thread. When they return, all are asked again."""
+    block = Blocking(MAX_ENDLESS + 50)
+    callback = ExpiryCallback(block, timeout=0.01)
+    verdicts = await callback.ask(make_records(MAX_ENDLESS + 60), RESOURCE)
+    assert callback.has_room is False
+    assert MAX_ENDLESS <= len(block.asked) <= MAX_ENDLESS + 10
+    assert verdicts[-1] == f"more than {MAX_ENDLESS} calls that exceeded 0.01 s go on"
+    block.release.set()
+    await until(lambda: not callback.is_running, "the functions return")
     callback.timeout = 60.0
     assert await callback.ask(make_records(2), RESOURCE) == [True, True]
 
