@@ -118,10 +118,18 @@ async def drain(stage: Stage) -> None:
 
 
 async def pause(stage: Stage) -> None:
-    """Pause, stop, start, and go on."""
+    """Pause, stop and start: it claims nothing before it is resumed."""
     stage.queue.pause()
+    await stage.queue.enqueue({"n": 1})
     await stage.queue.stop()
     await stage.queue.start()
+    # A worker that starts later finds its message, so that this one would have.
+    later = QueuePlugin(resource="others", on_message=lambda _: None)
+    await stage.database.use_plugin(later)
+    await later.enqueue({})
+    await until(lambda: later.stats()["completed"] == 1, "the other queue works")
+    assert await stage.queue.count() == 1
+    assert stage.seen == []
     stage.queue.resume()
 
 
