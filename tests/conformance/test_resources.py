@@ -1,8 +1,8 @@
 """The verbs of resources give the same results on every store."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, get_args
 
 import pytest
 from chance import FakeClock, SeededRandomness
@@ -21,9 +21,11 @@ from jobsync import (
     InvalidRecord,
     NotFound,
     Resource,
+    Unavailable,
 )
 from jobsync.components import Ids
 from jobsync.core.keys import escape
+from jobsync.database.hooks import Verb
 from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 
 SESSION = {
@@ -416,6 +418,73 @@ async def test_hooks_run_around_every_verb(sessions: Resource) -> None:
         sessions.before("inser", print)  # type: ignore[call-overload]
     with pytest.raises(Invalid, match=r"before_insert must be callable \(got None\)"):
         sessions.add_hooks({"before_insert": None})
+
+
+REFUSALS: list[tuple[Verb, str, Callable[[Resource], Awaitable[Any]]]] = [
+    ("insert", "insert", lambda sessions: sessions.insert(CEM)),
+    ("insert", "insert_many", lambda sessions: sessions.insert_many([CEM, {**CEM, "id": "dan"}])),
+    ("insert", "upsert", lambda sessions: sessions.upsert(CEM)),
+    ("update", "upsert", lambda sessions: sessions.upsert({**ANN, "user_id": "u9"})),
+    ("upsert", "upsert", lambda sessions: sessions.upsert(CEM)),
+    ("update", "update", lambda sessions: sessions.update("ann", {"user_id": "u9"})),
+    ("replace", "replace", lambda sessions: sessions.replace("ann", CEM)),
+    ("delete", "delete", lambda sessions: sessions.delete("ann")),
+    ("delete", "delete_many", lambda sessions: sessions.delete_many(["ann", "bob"])),
+    ("get", "get", lambda sessions: sessions.get("ann")),
+    ("exists", "exists", lambda sessions: sessions.exists("ann")),
+    ("list", "list", lambda sessions: sessions.list()),
+    ("list_ids", "list_ids", lambda sessions: sessions.list_ids()),
+    ("count", "count", lambda sessions: sessions.count()),
+    ("page", "page", lambda sessions: sessions.page()),
+    ("query", "query", lambda sessions: sessions.query()),
+]
+"""Each verb with a hook, and each call that runs it."""
+
+
+def test_every_verb_has_a_refusal() -> None:
+    """A verb that is added later must be refused here too."""
+    assert {hooked for hooked, _, _ in REFUSALS} == set(get_args(Verb))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotFound("user", "u1"),
+        Conflict("user", "it has changed"),
+        Unavailable("another store", "it does not answer"),
+        PermissionError("not yours"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_hook_refuses_a_verb_with_any_error(
+    database: Database, sessions: Resource, error: Exception
+) -> None:
+    """The caller gets that error, also one that the verb itself knows; nothing else happens."""
+    await sessions.insert_many([ANN, BOB])
+    before = await sessions.list()
+    emitted: list[Event] = []
+    database.on("resource:*", emitted.append)
+    calls: list[Verb] = []
+    refused: Verb | None = None
+
+    def refuse(verb: Verb) -> None:
+        calls.append(verb)
+        assert len(calls) == 1, "the hook is called again after it has refused"
+        raise error
+
+    for hooked in get_args(Verb):
+        sessions.before(hooked, lambda _, verb=hooked: refuse(verb) if verb == refused else None)
+        sessions.after(hooked, lambda _, verb=hooked: calls.append(verb))
+    for hooked, name, call in REFUSALS:
+        calls.clear()
+        refused = hooked
+        with pytest.raises(type(error)) as raised:
+            await call(sessions)
+        assert raised.value is error, name
+        assert calls == [hooked], name
+        refused = None
+        assert await sessions.list() == before, name
+    assert emitted == []
 
 
 async def test_an_error_in_an_after_hook_becomes_an_event(

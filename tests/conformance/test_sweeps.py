@@ -401,6 +401,39 @@ async def test_a_move_is_completed_though_its_rule_has_changed(
         assert await stage.count_entries() == 0
 
 
+ARCHIVES: dict[str, dict[str, str] | None] = {
+    "dropped": None,
+    "with a required field": {"reason": "string|required"},
+    "with another type": {"n": "string"},
+    "with a stamp of another type": {"archived_at": "datetime", "original_id": "number"},
+}
+"""Schemas of an archive that was replaced after a move to it has begun."""
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["marked", "copied"])
+@pytest.mark.parametrize("met_by", ["sweep", "writer"])
+@pytest.mark.parametrize("archive", ARCHIVES)
+async def test_a_move_is_completed_though_its_archive_has_changed(
+    hooked: HookedStore, archive: str, met_by: str, *, is_copied: bool
+) -> None:
+    """The record is not lost, and holds up neither its writers nor the sweep of others."""
+    await leave_marked(hooked, ARCHIVE, is_copied=is_copied)
+    async with Database(connection=hooked) as database:
+        await database.drop_resource("old")
+        if (schema := ARCHIVES[archive]) is not None:
+            await database.create_resource("old", schema)
+        stage = await open_stage(database, ARCHIVE)
+        if met_by == "writer":
+            with pytest.raises(NotFound):
+                await stage.sessions.update("r0", {"n": 7})
+        # The archive may refuse this one, and then it stays.
+        await stage.sessions.insert({"id": "r1", "n": 1, "expires_at": START})
+        await stage.sweep()
+        assert await stage.list_live() == ([] if schema is None else ["r1"])
+        # A copy that had been made was dropped with its archive.
+        assert ("r0" in await stage.list_archived()) is not is_copied
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "meanwhile"])
 @pytest.mark.parametrize("is_copied", [False, True], ids=["marked", "copied"])
 async def test_a_move_is_completed_though_its_rule_is_dropped(

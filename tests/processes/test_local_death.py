@@ -253,6 +253,19 @@ async def test_a_killed_node_is_followed_at_once_by_one_of_its_name(
     assert not full_scale or max(started) <= PROMISED, sorted(started)[-10:]
 
 
+async def test_a_killed_nodes_task_waits_as_long_as_its_users_say(
+    locate: Locate, tmp_path: Path
+) -> None:
+    """What it has started may outlive its process, which was seen to have ended."""
+    delay = 2.5
+    settings = {"heartbeat_timeout_sec": HOUR, "reclaim_after": delay}
+    async with JobProcesses(
+        locate("sqlite"), tmp_path, "tasks", tasks=3, settings=settings
+    ) as nodes:
+        _, started = await restart_node(nodes, reap=True)
+    assert started >= delay
+
+
 # Leaders
 
 

@@ -1,7 +1,10 @@
 """Plugins that are started, stopped and cancelled at random, for hours of a simulated world."""
 
 import asyncio
+import itertools
 import random
+from collections.abc import Coroutine, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -143,3 +146,80 @@ class RandomCallers:
 def test_nothing_hangs_and_nothing_stays(seed: int, cancels_ends: bool) -> None:
     """Every call returns at any moment, and at the end there is no session."""
     RandomCallers(seed, cancels_ends=cancels_ends).run()
+
+
+class CutShort:
+    """A coroutine that is cancelled at the end of one of its waits, before it goes on.
+
+    Args:
+        work: the coroutine.
+        wait: the number of the wait.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Any], wait: int) -> None:
+        self._work = work
+        self._wait = wait
+        self.is_cut_short = False
+        """Whether it waited so often."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._work.__await__()
+        with suppress(StopIteration):
+            for number in itertools.count():
+                if number == self._wait + 1:
+                    self.is_cut_short = True
+                    yield steps.throw(asyncio.CancelledError())
+                yield next(steps)
+
+
+async def list_roles(store: MemoryStore) -> set[str]:
+    """Return the roles that live sessions are candidates for, or hold."""
+    sessions = await store.scan("session/", where={"state": "live"})
+    return {role for each in sessions for role in (*each.value["works"], *each.value["holds"])}
+
+
+@pytest.mark.parametrize("then", ["it starts again", "another starts"])
+def test_a_start_that_is_cancelled_at_any_step_leaves_no_candidacy(then: str) -> None:
+    """Nobody holds a role without doing its work; who starts next leads."""
+
+    async def story(world: World, steps: int) -> bool:
+        store = MemoryStore(components=world.components)
+        plugins = [kind(random.Random(1), [], is_rash=False) for kind in (MailPlugin, ReportPlugin)]
+        for plugin in plugins:
+            # They do nothing at random.
+            plugin.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        mail, report = plugins
+        async with Database(connection=store, components=world.components) as database:
+            # The session stays, whatever becomes of the second plugin.
+            await database.use_plugin(mail)
+            starting = CutShort(database.use_plugin(report), steps)
+            with suppress(asyncio.CancelledError):
+                await starting
+            is_cut_short = starting.is_cut_short
+            if is_cut_short:
+                await asyncio.sleep(60)
+                assert not report.is_running
+                assert await list_roles(store) == {mail._role}, f"cancelled at wait {steps}"
+                heir, place = report, database
+                if then == "another starts":
+                    heir = ReportPlugin(mail.dice, [], is_rash=False)
+                    place = Database(connection=store, components=world.components)
+                    await place.connect()
+                await place.use_plugin(heir)
+                await asyncio.sleep(120)
+                assert heir.leads, f"cancelled at wait {steps}"
+                await place.disconnect()
+            return is_cut_short
+
+    for steps in range(1_000):
+        world = World(1)
+        cut: list[bool] = []
+
+        async def run(world: World = world, steps: int = steps, cut: list[bool] = cut) -> None:
+            cut.append(await story(world, steps))
+
+        world.run(run)
+        if not cut[0]:
+            assert steps > 0
+            return
+    raise AssertionError("the start does not end")

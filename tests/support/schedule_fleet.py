@@ -209,6 +209,11 @@ class ScheduleFleet:
         """The processes that lead now."""
         return [process for process in self.processes if process.is_coordinator]
 
+    @property
+    def started(self) -> list[SchedulerProcess]:
+        """The processes that live, and whose schedulers have started."""
+        return [each for each in self.processes if each.node.is_alive and each.scheduler]
+
     async def wait_for_leader(self) -> SchedulerProcess:
         """Wait until there is a leader, and return it."""
         await until(lambda: self.leaders, "there is a leader", interval=0.1)
@@ -286,6 +291,15 @@ class ScheduleFleet:
             if each.what == "commit" and f"/run/{job}/" in each.details["key"]
         }
         return len([key for key in keys if "-gap-" not in key])
+
+    def list_statuses(self, job: str) -> list[str]:
+        """Return the latest status of each run of a job."""
+        statuses = {
+            each.details["key"]: each.details["value"]["status"]
+            for each in self.world.history
+            if each.what == "commit" and f"/run/{job}/" in each.details["key"]
+        }
+        return [status for key, status in sorted(statuses.items()) if "-gap-" not in key]
 
     def list_gaps(self, job: str) -> list[Mapping[str, Any]]:
         """Return the gaps in the history of a job, in the order of their commits."""

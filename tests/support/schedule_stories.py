@@ -13,6 +13,7 @@ from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
 from waiting import until
 
 from jobsync.coordination.fleet_clock import MAX_SKEW
+from jobsync.core.firing import MAX_RESUMES
 from jobsync.core.gaps import OVERLAPPED
 from jobsync.testing import (
     Occurrence,
@@ -36,9 +37,12 @@ __all__ = [
     "crowded",
     "cut",
     "deploys",
+    "deploys_during_a_run",
+    "dies_before_jitter",
     "dies_by_hand",
     "downtime",
     "edits",
+    "edits_and_dies",
     "fast_clocks",
     "forgets_history",
     "kill",
@@ -246,7 +250,7 @@ async def runs_by_hand(world: World) -> None:
                 link.weather = Weather(lost=0.2, refused=0.1, unanswered=0.1, undecided=0.1)
     for _ in range(40):
         await asyncio.sleep(dice.uniform(0, 5))
-        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        started = fleet.started
         if not started:
             continue
         process, job = dice.choice(started), dice.choice(sorted(BY_HAND))
@@ -348,7 +352,7 @@ async def dies_by_hand(world: World) -> None:
 
 async def check_runs_by_hand(fleet: ScheduleFleet) -> None:
     """Check that nothing keeps the jobs from being run by hand, in any process that lives."""
-    for process in [each for each in fleet.processes if each.node.is_alive and each.scheduler]:
+    for process in fleet.started:
         for job in BY_HAND:
             runs = fleet.count_runs(job)
             await fleet.run_by_hand(process, job, 30.0)
@@ -399,6 +403,54 @@ async def deploys(world: World) -> None:
         await asyncio.sleep(world.dice.uniform(1, 20))
     await fleet.settle()
     require(fleet.count_runs("timely") > 0, "K2", "a new job was never fired")
+
+
+async def deploys_during_a_run(world: World) -> None:
+    """All processes are replaced again and again during one run: it is handed over, and ends."""
+    fleet = ScheduleFleet(world)
+    job = {"schedule": "15 * * * *", "seconds": 60.0, "at_least": 50.0}
+    nodes = fleet.add_all("ab", {"long": job, "tick": JOBS["tick"]})
+    await until(lambda: fleet.count_runs("long"), "it is fired", 3 * MINUTE)
+    for _ in range(MAX_RESUMES + 1):
+        await asyncio.sleep(world.dice.uniform(0, 20))
+        await strikes.leave([world.nodes[node.name] for node in nodes], 2.0)
+    await fleet.settle(3 * MINUTE)
+    require(fleet.list_statuses("long") == ["success"], "K2", f"{fleet.list_statuses('long')}")
+
+
+async def dies_before_jitter(world: World) -> None:
+    """The leader dies between an instant and the end of its jitter: another one fires it."""
+    fleet = ScheduleFleet(world)
+    job = {"schedule": "15 * * * *", "seconds": 1.0, "jitter": 60.0}
+    jobs = {f"late-{number}": job for number in range(6)}
+    fleet.add_all("abc", {**jobs, "tick": JOBS["tick"]})
+    await asyncio.sleep(100 + world.dice.uniform(10, 50))
+    (leader,) = fleet.leaders
+    await strikes.kill([leader.node], MINUTE)
+    await fleet.settle(3 * MINUTE)
+    for name in jobs:
+        require(fleet.count_runs(name) == 1, "K2", f"{name}: {fleet.count_runs(name)} runs")
+
+
+async def edits_and_dies(world: World) -> None:
+    """Operators change rare jobs in any order, and the leader dies: its successor knows of it."""
+    fleet = ScheduleFleet(world)
+    jobs = {f"yearly-{number}": {"schedule": "0 0 1 1 *", "seconds": 1.0} for number in range(4)}
+    fleet.add_all("abc", {**jobs, "tick": JOBS["tick"]})
+    await fleet.wait_for_leader()
+    for _ in range(3):
+        for job in jobs:
+            deeds = ["update", *world.dice.choices(["disable", "enable", "request"], k=3), "enable"]
+            for deed in deeds:
+                options = {"schedule": "*/10 * * * * *"} if deed == "update" else {}
+                await fleet.operate(world.dice.choice(fleet.started), job, deed, **options)
+        await asyncio.sleep(world.dice.uniform(0, 2 * BEAT))
+        leader = await fleet.wait_for_leader()
+        since = world.loop.time()
+        await strikes.kill([leader.node], 2 * TIMEOUT)
+        for job in jobs:
+            fleet.expect_resumption(since, ELECTED + 10.0 + TICK, job)
+    await fleet.settle()
 
 
 async def lacks(world: World) -> None:
@@ -511,11 +563,11 @@ async def operate_now_and_then(fleet: ScheduleFleet, names: list[str], end: floa
     world, dice = fleet.world, fleet.world.dice
     while world.loop.time() < end:
         await asyncio.sleep(dice.uniform(0, 2 * MINUTE))
-        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        started = fleet.started
         if started:
             await operate_once(fleet, dice.choice(started), dice.choice(names))
     for name in names:
-        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        started = fleet.started
         if started:
             await fleet.operate(dice.choice(started), name, "enable")
 
@@ -567,6 +619,9 @@ STORIES: tuple[Story, ...] = (
     forgets_history,
     pauses_jobs,
     deploys,
+    deploys_during_a_run,
+    dies_before_jitter,
+    edits_and_dies,
     lacks,
     standalone,
     skewed_databases,

@@ -147,6 +147,11 @@ class Election:
         owner = None if self._role is None else self._role.owner
         return self._unresolved is None and owner != self.session.incarnation
 
+    @property
+    def _release_reason(self) -> str:
+        """Why the role must not be held now; empty if it may."""
+        return "stopped" if self._is_closed else self.withheld
+
     def keys_to_read(self) -> list[str]:
         """Return the keys that the next step needs."""
         self._is_confirmed = self._is_confirmed and not self._is_stale
@@ -199,9 +204,9 @@ class Election:
         elif not self._is_confirmed:
             # It cannot be read, so nothing is known of it.
             return
-        withheld = self.withheld
-        if self._held_term is not None and withheld:
-            await self.release(withheld)
+        reason = self._release_reason
+        if self._held_term is not None and reason:
+            await self.release(reason)
         elif self._held_term is not None:
             await self._check_mandate(self._held_term, candidates)
         elif not self._is_led(living) and key in found:
@@ -370,9 +375,8 @@ class Election:
             self._update(record)
             was_led = before is not None and before.was_released_lately(now, self._timing.timeout)
             self.cold_start.on_leader_seen(must_prepare=not was_led)
-            why = "stopped" if self._is_closed else self.withheld
-            if why:
-                await self.release(why)
+            if self._release_reason:
+                await self.release(self._release_reason)
 
     async def _next_epoch(self, base: Record | None) -> int:
         """Return an epoch above every one that this role is known to have had."""

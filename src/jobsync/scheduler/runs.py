@@ -200,6 +200,11 @@ class Runs:
         task.add_done_callback(lambda _: self._forget_left(job.name, run))
         return task
 
+    def _hand_over(self, job: KnownJob, run: ActiveRun) -> "asyncio.Task[None]":
+        """Release a run that a stop has cancelled, which does not count as a death."""
+        resumed = max(run.resumed - 1, 0)
+        return self.release(job, msgspec.structs.replace(run, resumed=resumed))
+
     def _forget_left(self, name: str, run: ActiveRun) -> None:
         self._left.pop(run.id, None)
         self._on_end(name)
@@ -215,7 +220,7 @@ class Runs:
         if run.id in self._unbegun:
             # It was cancelled before it could notice.
             self._unbegun.discard(run.id)
-            self.release(job, run)
+            self._hand_over(job, run)
         self._on_end(job.name)
 
     async def _run(
@@ -229,9 +234,7 @@ class Runs:
         except asyncio.CancelledError:
             self._listener.on_lost(job.name, run, "it was cancelled")
             if self._is_ours(run):
-                # A stop does not count as a death.
-                resumed = max(run.resumed - 1, 0)
-                released = self.release(job, msgspec.structs.replace(run, resumed=resumed))
+                released = self._hand_over(job, run)
                 if not job.executor.is_running(run.id):
                     await asyncio.wait([released], timeout=_RELEASE_TIME)
             raise

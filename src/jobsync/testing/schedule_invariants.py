@@ -19,7 +19,7 @@ A story notes what the records do not tell:
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,6 +100,8 @@ class _JobRecords:
         """The sessions that have claimed each run in its firing record."""
         self.owned_at: dict[tuple[str, str], float] = {}
         """When each run became a session's, by run and session."""
+        self.deaths: Counter[str] = Counter()
+        """How often each run was taken over from a process that had not released it."""
         self.gaps: set[tuple[int, int]] = set()
         """The first and last instants of the gaps in the history."""
 
@@ -249,9 +251,13 @@ class _FiringChecker:
             if not _is_covered(instant, change.new_gaps):
                 yield "K2", f"{instant} was queued, and is gone"
         for run in before.running:
-            if after.find_run(run.id) is not None:
+            now = after.find_run(run.id)
+            if now is not None:
+                records.deaths[run.id] += bool(run.owner and now.owner not in (run.owner, ""))
                 continue
-            is_given_up = run.is_manual or run.resumed >= MAX_RESUMES or after.is_removed
+            # A stop of its first process may count, other stops do not.
+            has_died_often = records.deaths[run.id] + 1 >= MAX_RESUMES
+            is_given_up = run.is_manual or has_died_often or after.is_removed
             if records.results.get(run.id, "running") != "running":
                 continue
             if not (is_given_up and self._has_ended(run.owner)):

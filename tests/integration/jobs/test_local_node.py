@@ -1,5 +1,6 @@
 """A node with `enabled=False`: it owns every task, and records them if a database is named."""
 
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from chance import FakeClock
 from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable
 from jobsync.core.clock import Mono
 from jobsync.errors import OutcomeUnknown
+from jobsync.jobs.foreign_claims import ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
 from jobsync.stores.contract import Change, Outcome, Store, Unknown
@@ -229,6 +231,28 @@ async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: boo
     assert node.running == []
     found = {(claim.task, claim.run, claim.state) for claim in await node.list_claims()}
     assert found == {("a", 1, "done"), ("b", 1, "done")}
+
+
+@pytest.mark.parametrize("loses_replies", [False, True])
+@pytest.mark.parametrize("states", list(itertools.product(["done", "failed"], repeat=3)))
+async def test_every_end_of_a_task_is_recorded(
+    store: Store, states: tuple[ClaimState, ...], *, loses_replies: bool
+) -> None:
+    """A task that is pending again is done again; the record has the latest end."""
+    unreliable = LosesReply(store)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    await records.start()
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    for run, state in enumerate(states, 1):
+        assert await node.claim(["a"]) == {}
+        if loses_replies:
+            unreliable.is_applied = True
+            with pytest.raises(OutcomeUnknown):
+                await node.finish(["a"], state)
+        assert await node.finish(["a"], state) == {}
+        (claim,) = await node.list_claims()
+        assert (claim.run, claim.state) == (run, state)
+        assert ("a" in await node.find_done(["a"])) is (state == "done")
 
 
 async def test_a_record_that_another_node_writes_meanwhile_is_an_earlier_run(store: Store) -> None:

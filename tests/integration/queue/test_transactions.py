@@ -73,8 +73,9 @@ async def test_a_blocking_transaction_is_joined(pg: QueuePlugin, server_url: str
     assert await pg.count() == 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
 async def test_a_transaction_wakes_the_workers_when_it_commits(
-    pg: QueuePlugin, server_url: str
+    pg: QueuePlugin, server_url: str, count: int
 ) -> None:
     """The notification is part of it, and idle workers receive it."""
     async with (
@@ -82,7 +83,10 @@ async def test_a_transaction_wakes_the_workers_when_it_commits(
         await psycopg.AsyncConnection.connect(server_url) as own,
     ):
         await listener.execute(f"LISTEN {channel_of(pg)}".encode())
-        await pg.enqueue({"n": 1}, connection=own)
+        if count == 1:
+            await pg.enqueue({"n": 1}, connection=own)
+        else:
+            await pg.enqueue_many([{"n": n} for n in range(count)], connection=own)
         await own.commit()
         async with asyncio.timeout(30):
             # The channel carries other notifications too.

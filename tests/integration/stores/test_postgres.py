@@ -183,6 +183,63 @@ async def test_killed_sessions_are_replaced(
     assert (record.value, record.seq) == (5, 6)
 
 
+REFUSALS = {
+    "the role may not log in": (
+        "ALTER ROLE {role} NOLOGIN",
+        "ALTER ROLE {role} LOGIN",
+    ),
+    "the role has another password": (
+        "ALTER ROLE {role} PASSWORD 'another'",
+        "ALTER ROLE {role} PASSWORD 'secret'",
+    ),
+    "the role is missing": (
+        "ALTER ROLE {role} RENAME TO {role}_away",
+        "ALTER ROLE {role}_away RENAME TO {role}; ALTER ROLE {role} PASSWORD 'secret'",
+    ),
+    "the role may not connect": (
+        "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC",
+        "GRANT CONNECT ON DATABASE {database} TO PUBLIC",
+    ),
+    "the database is missing": (
+        "ALTER DATABASE {database} RENAME TO {database}_away",
+        "ALTER DATABASE {database}_away RENAME TO {database}",
+    ),
+    "the database takes no connections": (
+        "ALTER DATABASE {database} ALLOW_CONNECTIONS false",
+        "ALTER DATABASE {database} ALLOW_CONNECTIONS true",
+    ),
+}
+"""Why a server may refuse to be connected to again, by what, and what ends it."""
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_server_that_refuses_to_be_connected_to_again_is_unavailable(
+    server: PostgresServer, name: str, url: str, connect: Connect, refusal: str
+) -> None:
+    """As while a backup is restored: it worked once, and it works again afterwards."""
+    role = server.create_role(name, "secret", name)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"GRANT CREATE ON SCHEMA public TO {name}".encode())
+    store = await connect(role)
+    await store.create("n", 0)
+
+    def execute(statements: str) -> None:
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            for statement in statements.format(role=name, database=name).split("; "):
+                admin.execute(statement.encode())
+
+    refuse, allow = REFUSALS[refusal]
+    server.kill_backends()
+    execute(refuse)
+    # The first call may only find out that its connection was lost.
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await store.get("n")
+    execute(allow)
+    record = await store.get("n")
+    assert record is not None
+
+
 async def test_a_write_whose_session_is_killed_is_unknown(
     server: PostgresServer, url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:

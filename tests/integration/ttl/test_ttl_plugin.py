@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -474,6 +475,31 @@ async def test_a_leader_whose_clock_is_ahead_removes_nothing_that_lives(locate: 
         await sessions.insert({"id": "r3", "expires_at": 1})
         await until(lambda: bad.stats()["total_deleted"] == 1, "it sweeps again")
         assert await sessions.list_ids() == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0], ids=["ahead", "behind"])
+async def test_expiry_follows_a_clock_that_was_wrong_and_is_set_right(
+    url: str, ahead: float
+) -> None:
+    """At once, on every store: what lives stays, and what has expired goes."""
+    components = build(ahead=ahead)
+    async with Database(url, components=components) as database:
+        ttl = await database.use_plugin(TTLPlugin(resources=["sessions"], **FAST))
+        sessions = await database.create_resource("sessions", SESSION)
+        # Objects refuse to be swept by a wrong clock.
+        with suppress(Unavailable):
+            await ttl.run_cleanup()
+        assert isinstance(components.clock, WrongClock)
+        components.clock.ahead = 0.0
+        await sessions.insert_many(rows(-60, 1800))
+
+        async def is_swept() -> bool:
+            with suppress(Unavailable):
+                await ttl.run_cleanup()
+            return not await sessions.exists("r0")
+
+        await until(is_swept, "the expired one is gone")
+        assert await sessions.list_ids() == ["r1"]
 
 
 async def test_the_servers_clock_decides_where_there_is_one(locate: Locate) -> None:

@@ -23,7 +23,7 @@ from jobsync import (
     Resource,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, Unknown
+from jobsync.stores.contract import Change, Outcome, Put, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -85,6 +85,12 @@ class SlowStore(StoreDecorator):
         if self._late:
             await asyncio.wait(self._late)
 
+    async def write_elsewhere(self, name: str, n: int) -> None:
+        """Write a record as another process does."""
+        key = f"{PREFIX}{name}"
+        base = await self.inner.get(key, tombstones=True)
+        await self._apply([Put(key, {"id": name, "n": n}, base)])
+
     def _send_late(self, changes: Sequence[Change], turns: int) -> None:
         self._late.add(asyncio.ensure_future(self._apply_later(changes, turns)))
 
@@ -142,6 +148,9 @@ WRITES: dict[str, Callable[[Resource, str, int], Awaitable[Any]]] = {
     "delete_all": lambda tasks, *_: tasks.delete_all(),
 }
 
+FORGETTING = ["clear one", "clear all", "restart"]
+"""The ways in which a process that hears of another's write has its cache forget."""
+
 
 def simplify(answer: Any) -> Any:
     """Return an answer of a resource as the model gives it."""
@@ -164,6 +173,7 @@ class Story:
         self._tasks = tasks
         self._cache = cache
         self._numbers = iter(range(1, 1_000))
+        self._restarting = asyncio.Lock()
 
     async def run(self, steps: list[tuple[str, str]]) -> None:
         """Run the steps of one task; check every answer."""
@@ -172,6 +182,8 @@ class Story:
                 await self._read(verb, name)
             elif verb == "clear":
                 self._cache.clear("tasks")
+            elif verb in FORGETTING:
+                await self._write_elsewhere(verb, name)
             elif verb == "cancel":
                 await self._cancel(name)
             else:
@@ -187,6 +199,20 @@ class Story:
         answer = simplify(await read(self._tasks, name))
         allowed = [expect(contents, name) for contents in self._store.history[first:]]
         assert answer in allowed, f"{verb} {name}: {answer} is none of {allowed}"
+
+    async def _write_elsewhere(self, verb: str, name: str) -> None:
+        """Another process writes, and this one forgets what it has read."""
+        async with self._restarting:
+            if verb == "restart":
+                await self._cache.stop()
+            await self._store.write_elsewhere(name, next(self._numbers))
+            match verb:
+                case "restart":
+                    await self._cache.start()
+                case "clear one":
+                    self._cache.clear("tasks")
+                case _:
+                    self._cache.clear()
 
     async def _cancel(self, name: str) -> None:
         """Cancel an update while it is under way."""
@@ -217,7 +243,9 @@ async def run_story(
 
 
 story_steps = st.tuples(
-    st.sampled_from(["get", "get", "list", *READS, *WRITES, "upsert", "clear", "cancel"]),
+    st.sampled_from(
+        ["get", "get", "list", *READS, *WRITES, "upsert", "clear", "cancel", *FORGETTING]
+    ),
     st.sampled_from("abc"),
 )
 turns = st.integers(0, 4)
@@ -245,6 +273,19 @@ async def test_an_answer_that_a_write_overtakes_is_not_kept(verb: str) -> None:
         [("get", "b")] * 4 + [("delete", "a")],
     ]
     for turn in range(12):
+        await run_story(lanes, [(1, 1)] * turn + [(1, 30)] + [(1, 1)] * 40, [])
+
+
+@pytest.mark.parametrize("verb", READS)
+@pytest.mark.parametrize("forget", FORGETTING)
+async def test_an_answer_on_its_way_is_forgotten_too(verb: str, forget: str) -> None:
+    """The read takes long; meanwhile another process writes, and the cache is told to forget."""
+    lanes = [
+        [("upsert", "a"), (verb, "a"), (verb, "a")],
+        # There is no b, and so these take their time.
+        [("get", "b")] * 4 + [(forget, "a")],
+    ]
+    for turn in range(6):
         await run_story(lanes, [(1, 1)] * turn + [(1, 30)] + [(1, 1)] * 40, [])
 
 

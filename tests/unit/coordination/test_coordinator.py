@@ -311,6 +311,36 @@ async def test_a_cancelled_join_leaves_no_session() -> None:
     assert session.value["state"] == "dead"
 
 
+@pytest.mark.parametrize("end", ["returns", "fails"])
+def test_a_member_ends_with_the_loop_that_it_was_joined_on(end: str) -> None:
+    """A program forgets to leave: nothing is left to do the work, so that another takes it over."""
+    url = f"memory://forgotten-{end}"
+    others = set(threading.enumerate())
+
+    async def forget_to_leave() -> str:
+        membership = await Membership.join(url, skip_cold_start=True, **QUICK)
+        report = await membership.coordinate("report")
+        await until(lambda: report.is_coordinator, "it leads")
+        if end == "fails":
+            raise ZeroDivisionError(membership.worker_id)
+        return membership.worker_id
+
+    async def follow() -> str:
+        async with await Membership.join(url, skip_cold_start=True, **QUICK) as membership:
+            report = await membership.coordinate("report")
+            await until(lambda: report.is_coordinator, "another leads", timeout=30)
+            return membership.worker_id
+
+    try:
+        first = asyncio.run(forget_to_leave())
+    except ZeroDivisionError as error:
+        first = str(error)
+    assert asyncio.run(follow()) != first
+    for thread in set(threading.enumerate()) - others:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 async def test_a_call_cut_short_by_the_end_of_the_thread_is_unavailable() -> None:
     """It is not cancelled: nobody has cancelled the caller."""
     for _ in range(20):

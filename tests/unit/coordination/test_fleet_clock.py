@@ -1,5 +1,6 @@
 """The time by which something is due, on stores with and without a clock of their own."""
 
+import math
 import random
 from typing import Any, cast
 
@@ -403,3 +404,40 @@ async def test_the_measured_time_under_a_veto_is_the_servers(bucket: Setting) ->
     await bucket.clock.refresh()
     assert bucket.clock.is_off
     assert bucket.clock.measured_now() == near(true_time(bucket.machine))
+
+
+@pytest.mark.parametrize("kind", ["clock", "no clock"])
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_happens_to_clocks_only_a_time_that_was_in_force_holds_up_the_next(
+    setting: Setting, seed: int, kind: str
+) -> None:
+    """Clocks are set forth and back, compared in time, late or never; guesses leave no trace."""
+    dice, steps = random.Random(seed), [-4000.0, -100.0, -20.0, 20.0, 100.0, 4000.0]
+    setting.store.ahead = 0.0 if kind == "clock" else None
+    setting.membership.measured = None
+    in_force: list[tuple[float, float]] = []
+    """Each time that was not vetoed, and the monotonic time then."""
+    for _ in range(60):
+        match dice.choice(["step", "right", "known", "unknown", "refresh", "refresh", "wait"]):
+            case "step" if setting.store.ahead is not None:
+                setting.store.ahead += dice.choice(steps)
+            case "step":
+                setting.machine.wall_seconds += dice.choice(steps)
+            case "right":
+                setting.machine.wall_seconds = true_time(setting.machine)
+                setting.store.error = None
+            case "known":
+                skew = setting.machine.wall_seconds - true_time(setting.machine)
+                setting.membership.clock_skew = setting.membership.measured = skew
+            case "unknown":
+                setting.store.error = Unavailable("store", "it does not answer")
+            case "refresh":
+                await setting.clock.refresh()
+            case _:
+                pass_time(setting.machine, dice.choice([1, 30, 300]))
+        now, mono = setting.clock.now(), setting.machine.mono_seconds
+        held_up = max((then + (mono - at) / 2 for then, at in in_force), default=-math.inf)
+        assert now == near(max(setting.clock.measured_now(), held_up))
+        if not setting.clock.veto:
+            in_force.append((now, mono))
+    assert in_force
