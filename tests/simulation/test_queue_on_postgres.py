@@ -160,7 +160,7 @@ def leaves_claims_of_the_dead(patch: pytest.MonkeyPatch) -> None:
 def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt settles a message although another worker has claimed it since."""
     for name in ("complete", "settle"):
-        replace(patch, name, "claim = ANY (%(claims)s::text[])", "closed IS NULL")
+        replace(patch, name, "claim = ANY (%(distinct)s::text[])", "closed IS NULL")
         replace(patch, name, "ON g.claim = c.claim AND", "ON")
 
 

@@ -29,6 +29,7 @@ from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
     SPARED,
+    ClaimedRow,
     ClaimedRows,
     ClaimRequest,
     SettlementRow,
@@ -64,8 +65,8 @@ _ANSWERS_TTL = 300.0
 """Seconds for which a claim is kept at least after its end, to answer settlements that are sent
 again: far longer than anybody does that."""
 
-_MAX_SINGLES = 1_000
-"""How many claims of one message are remembered."""
+_MAX_UNSETTLED = 1_000
+"""How many claims are remembered of which nothing was settled."""
 
 _OUTCOMES: Mapping[Transition, str] = {
     "complete": "c",
@@ -101,8 +102,8 @@ class PostgresBackend(SqlBackend):
         self._sql = _fill_in_schema(access.schema)
         self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
-        self._singles: dict[str, None] = {}
-        """The latest claims of one message, which are cheaper to settle."""
+        self._unsettled: dict[str, list[str]] = {}
+        """The ids of the messages of claims, in order. Settled together, they cost less."""
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         parameters = self._build_parameters(new_messages, payloads)
@@ -163,8 +164,8 @@ class PostgresBackend(SqlBackend):
         scan, start = self._scans[request.tasks], self._clock.mono()
         is_full = request.suspects or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
-        if len(claimed.rows) == 1:
-            self._remember_single(request.claim)
+        if claimed.rows:
+            self._remember(request.claim, claimed.rows)
         if request.suspects:
             return claimed
         if is_full:
@@ -179,10 +180,10 @@ class PostgresBackend(SqlBackend):
         scan.last_full = now
         scan.next_full = now + max(_BUSY_SCAN_INTERVAL, _SCAN_SHARE * (now - start))
 
-    def _remember_single(self, claim: str) -> None:
-        self._singles[claim] = None
-        if len(self._singles) > _MAX_SINGLES:
-            del self._singles[next(iter(self._singles))]
+    def _remember(self, claim: str, rows: Sequence[ClaimedRow]) -> None:
+        self._unsettled[claim] = [row[0] for row in rows]
+        if len(self._unsettled) > _MAX_UNSETTLED:
+            del self._unsettled[next(iter(self._unsettled))]
 
     async def _claim_once(
         self, request: ClaimRequest, scan: _ScanState, *, is_full: bool
@@ -224,38 +225,33 @@ class PostgresBackend(SqlBackend):
         )
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
-        columns = {
-            "ids": as_array([row.id for row in batch]),
-            "claims": as_array([row.claim for row in batch]),
-        }
-        if all(row.move == "complete" and row.error is None for row in batch):
-            if len(batch) == 1 and await self._complete_single(batch[0]):
-                return {batch[0].id}
-            return {name for (name,) in await self._run("complete", columns)}
-        columns |= {
-            "outcomes": as_array([_OUTCOMES[row.move] for row in batch]),
-            "states": as_array([row.target for row in batch]),
-            "delays": as_array([float(row.delay) for row in batch]),
-            "returns": as_array([row.back for row in batch]),
-            "errors": as_array([row.error for row in batch]),
-        }
-        return {name for (name,) in await self._run("settle", columns)}
+        ids, claims = [row.id for row in batch], [row.claim for row in batch]
+        unsettled = {claim: self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)}
+        columns = _find_claims(ids, claims)
+        if any(row.move != "complete" or row.error is not None for row in batch):
+            columns |= {
+                "outcomes": as_array([_OUTCOMES[row.move] for row in batch]),
+                "states": as_array([row.target for row in batch]),
+                "delays": as_array([float(row.delay) for row in batch]),
+                "returns": as_array([row.back for row in batch]),
+                "errors": as_array([row.error for row in batch]),
+            }
+            return {name for (name,) in await self._run("settle", columns)}
+        for claim, all_ids in unsettled.items():
+            is_whole = len(unsettled) == 1 and len(all_ids) == len(ids) and {*all_ids} == {*ids}
+            if is_whole and await self._complete_claim(claim, all_ids):
+                return {*ids}
+        return {name for (name,) in await self._run("complete", columns)}
 
-    async def _complete_single(self, row: SettlementRow) -> bool:
-        """Complete a message that was claimed alone; False means that nothing was done."""
-        if row.claim not in self._singles:
-            return False
-        parameters = {"claim": row.claim, "id": row.id}
-        is_completed = bool(await self._run("complete_single", parameters))
-        self._singles.pop(row.claim, None)
-        return is_completed
+    async def _complete_claim(self, claim: str, ids: Sequence[str]) -> bool:
+        """Complete all messages of a claim; False means that nothing was done."""
+        return bool(await self._run("complete_claim", {"claim": claim, "ids": as_array(ids)}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        parameters = {
-            "ids": as_array([receipt.id for receipt in receipts]),
-            "claims": as_array([receipt.claim for receipt in receipts]),
-            "visibility": float(visibility),
-        }
+        columns = _find_claims(
+            [receipt.id for receipt in receipts], [receipt.claim for receipt in receipts]
+        )
+        parameters = {**columns, "visibility": float(visibility)}
         extended = {name for (name,) in await self._run_repeatable("extend", parameters)}
         return [receipt.id in extended for receipt in receipts]
 
@@ -387,6 +383,12 @@ class PostgresQueueDirectory(QueueDirectory):
 def _find_ids(ids: Sequence[str]) -> dict[str, str]:
     """Return the parameters that find claims by the ids of their messages."""
     return {"ids": as_array(ids), "low": min(ids), "high": max(ids)}
+
+
+def _find_claims(ids: Sequence[str], claims: Sequence[str]) -> dict[str, str]:
+    """Return the parameters that find messages in claims. Each claim is looked up once."""
+    distinct = list(dict.fromkeys(claims))
+    return {"ids": as_array(ids), "claims": as_array(claims), "distinct": as_array(distinct)}
 
 
 def _fill_in_schema(schema: str) -> dict[str, str]:

@@ -276,7 +276,7 @@ WITH late AS MATERIALIZED (
     array_agg(max_attempts), CASE WHEN bool_or(timeout IS NOT NULL) THEN array_agg(timeout) END,
     CASE WHEN bool_or(errors <> '') THEN array_agg(errors) END, array_agg(enqueued),
     CASE WHEN bool_or(task <> '') THEN array_agg(task) END
-  FROM taken HAVING count(*) > 0
+  FROM (SELECT * FROM taken ORDER BY position) AS t HAVING count(*) > 0
 ), rest AS (
   SELECT (SELECT min(position) FROM fresh) AS lowest, (SELECT count(*) FROM found) AS found,
     EXISTS (
@@ -310,19 +310,21 @@ SELECT p.id, p.payload, p.deliveries, p.returned, p.max_attempts, p.timeout, c.i
 FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
 
--- name: complete_single
--- Complete a message that was claimed alone.
+-- name: complete_claim
+-- Complete all messages of a claim, none of which was settled before. This is the common case, and by
+-- far the cheapest one for claims of a few messages.
 UPDATE {schema}.jobsync_claim
-SET outcomes = 'c', open = 0, completed = 1, finished = ARRAY[clock_timestamp()],
-  closed = clock_timestamp(), payloads = NULL
-WHERE claim = %(claim)s AND ids = ARRAY[%(id)s::text] AND outcomes = 'o' RETURNING 1;
+SET outcomes = repeat('c', open), open = 0, completed = open,
+  finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
+WHERE claim = %(claim)s AND ids = %(ids)s::text[] AND outcomes = repeat('o', cardinality(ids))
+RETURNING 1;
 
 -- name: complete
 -- Complete messages; return the ids of those that are completed, by this statement or an earlier one.
 -- It reads no payloads.
 WITH claims AS MATERIALIZED (
   SELECT claim, ids, outcomes, dues, finished FROM {schema}.jobsync_claim
-  WHERE claim = ANY (%(claims)s::text[]) ORDER BY claim FOR UPDATE
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
 ), places AS MATERIALIZED (
   SELECT c.claim, p.place, p.id, p.due, g.id IS NOT NULL AS is_given,
     g.id IS NOT NULL AND p.outcome = 'o' AS is_ended,
@@ -356,7 +358,7 @@ SELECT id FROM places WHERE is_given AND outcome IN ('c', 'f');
 -- an earlier one.
 WITH claims AS MATERIALIZED (
   SELECT * FROM {schema}.jobsync_claim
-  WHERE claim = ANY (%(claims)s::text[]) ORDER BY claim FOR UPDATE
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
 ), places AS MATERIALIZED (
   SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
     p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due,
@@ -381,7 +383,7 @@ SELECT id FROM places WHERE outcome = wanted OR (outcome = 'f' AND wanted = 'c')
 -- Extend claims; never shorten them.
 WITH claims AS MATERIALIZED (
   SELECT claim, due, ids, outcomes, dues FROM {schema}.jobsync_claim
-  WHERE claim = ANY (%(claims)s::text[]) AND closed IS NULL ORDER BY claim FOR UPDATE
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
 ), places AS MATERIALIZED (
   SELECT c.claim, p.place, p.id, p.is_open, p.is_open AND g.id IS NOT NULL AS is_extended,
     CASE WHEN p.is_open AND g.id IS NOT NULL
@@ -415,24 +417,23 @@ WITH lapsed AS (
   AND (due <= {now} OR session = ANY (%(dead)s::text[])) AND {is_known}
 ), claims AS MATERIALIZED (
   SELECT * FROM {schema}.jobsync_claim
-  WHERE claim IN (SELECT claim FROM lapsed WHERE open_before < %(limit)s) AND closed IS NULL
-  AND {is_known} ORDER BY claim FOR UPDATE SKIP LOCKED
-), judged AS MATERIALIZED (
-  SELECT c.claim, {attempt} AS attempt, c.is_suspect AND {attempt} >= p.max_attempts AS is_spent,
-    p.place, p.outcome = 'o' AND coalesce(p.id <> ALL (%(keep)s::text[]), true)
-      AND (p.due <= {now} OR c.session = ANY (%(dead)s::text[])) AS is_ended,
-    CASE WHEN c.is_suspect THEN %(lapsed)s ELSE %(spared)s END AS error
-  FROM claims AS c {in_claim}
+  WHERE claim = ANY (ARRAY (SELECT claim FROM lapsed WHERE open_before < %(limit)s))
+  ORDER BY claim FOR UPDATE SKIP LOCKED
 ), places AS MATERIALIZED (
   SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
-    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, g.attempt,
-    true AS is_suspect, g.is_ended, CASE WHEN g.is_spent THEN 'dead' ELSE 'waiting' END AS state,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, {attempt} AS attempt,
+    true AS is_suspect, g.is_ended,
+    CASE WHEN c.is_suspect AND {attempt} >= p.max_attempts THEN 'dead' ELSE 'waiting' END AS state,
     CASE WHEN g.is_ended THEN 'l' ELSE p.outcome END AS outcome,
     CASE WHEN g.is_ended THEN clock_timestamp() ELSE p.finished END AS finished,
     clock_timestamp() AS next_due,
     p.returned + (NOT c.is_suspect AND p.returned < 2147483647)::integer AS next_returned,
     {kept_errors} || {error_line} AS next_errors
-  FROM claims AS c {in_claim} JOIN judged AS g ON g.claim = c.claim AND g.place = p.place
+  FROM claims AS c {in_claim} CROSS JOIN LATERAL (
+    SELECT CASE WHEN c.is_suspect THEN %(lapsed)s ELSE %(spared)s END AS error,
+      p.outcome = 'o' AND coalesce(p.id <> ALL (%(keep)s::text[]), true)
+        AND (p.due <= {now} OR c.session = ANY (%(dead)s::text[])) AS is_ended
+  ) AS g
 ), {end_places}
 SELECT id, state, attempt, session FROM places WHERE is_ended AND id IS NOT NULL ORDER BY position;
 
