@@ -321,18 +321,18 @@ class PostgresBackend(SqlBackend):
         return int(count) + await self._forget_claims(parameters)
 
     async def _forget_claims(self, parameters: Mapping[str, Any]) -> int:
-        """Forget the completed messages of old claims, then the claims; return how many."""
+        """Forget completed messages, and claims that nobody asks about; count the messages."""
         is_old = parameters["older_than"] >= _ANSWERS_TTL
         ((closed,),) = await self._run(
             "forget_claims" if is_old else "forget_completed", parameters
         )
-        ((open_,),) = await self._run("forget_in_open_claims", parameters)
+        ((single,),) = await self._run("forget_in_claims", parameters)
         kept = max(parameters["older_than"], _ANSWERS_TTL)
         is_more = True
         while is_more:
             ((removed,),) = await self._run("forget_answers", {**parameters, "older_than": kept})
             is_more = removed >= parameters["limit"]
-        return int(closed + open_)
+        return int(closed + single)
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         return await self._access.run(self._sql[name], parameters, self.topic)

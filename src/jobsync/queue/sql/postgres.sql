@@ -651,12 +651,18 @@ WITH claims AS MATERIALIZED (
 )
 SELECT coalesce(sum(completed), 0) FROM claims;
 
--- name: forget_in_open_claims
--- Forget messages that were completed long ago, in claims of which others are open.
+-- name: forget_in_claims
+-- Forget messages that were completed long ago in claims that were not closed by then.
 WITH claims AS MATERIALIZED (
   SELECT claim, claimed, outcomes, finished FROM {schema}.jobsync_claim
-  WHERE queue = %(queue)s AND closed IS NULL AND completed > 0 AND {is_known}
-  ORDER BY claim FOR UPDATE SKIP LOCKED
+  WHERE claim = ANY (ARRAY (
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed IS NULL AND completed > 0 AND {is_known}
+    UNION ALL
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed >= {forget_before} AND claimed < {forget_before}
+    AND completed > 0 AND {is_known}
+  )) ORDER BY claim FOR UPDATE SKIP LOCKED
 ), places AS MATERIALIZED (
   SELECT c.claim, p.place, p.outcome,
     p.outcome = 'c' AND coalesce(p.finished, c.claimed) < {forget_before} AS is_old
