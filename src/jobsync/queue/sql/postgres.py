@@ -57,7 +57,6 @@ _BUSY_SCAN_INTERVAL = 5.0
 _SCAN_SHARE = 50
 """After a slow full scan the next one waits this many times its duration."""
 
-
 _MAX_CLAIM_BYTES = 8 * 1024 * 1024
 """The size of a claim's messages after which it takes no more: they are one row."""
 
@@ -226,7 +225,7 @@ class PostgresBackend(SqlBackend):
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         ids, claims = [row.id for row in batch], [row.claim for row in batch]
-        unsettled = {claim: self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)}
+        unsettled = [self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)]
         columns = _find_claims(ids, claims)
         if any(row.move != "complete" or row.error is not None for row in batch):
             columns |= {
@@ -237,10 +236,9 @@ class PostgresBackend(SqlBackend):
                 "errors": as_array([row.error for row in batch]),
             }
             return {name for (name,) in await self._run("settle", columns)}
-        for claim, all_ids in unsettled.items():
-            is_whole = len(unsettled) == 1 and len(all_ids) == len(ids) and {*all_ids} == {*ids}
-            if is_whole and await self._complete_claim(claim, all_ids):
-                return {*ids}
+        is_whole = len(unsettled) == 1 and sorted(unsettled[0]) == sorted(ids)
+        if is_whole and await self._complete_claim(claims[0], unsettled[0]):
+            return {*ids}
         return {name for (name,) in await self._run("complete", columns)}
 
     async def _complete_claim(self, claim: str, ids: Sequence[str]) -> bool:

@@ -64,11 +64,11 @@ CASE WHEN length(p.errors) > 400000
   ELSE p.errors END
 
 -- fragment: error_line
--- One line of JSON for the errors of a message, if there is an error.
-coalesce(json_build_object(
+-- One line of JSON for the errors of a message.
+json_build_object(
   'attempt', {attempt}, 'error', g.error::json,
   'at', extract(epoch FROM clock_timestamp())::float8, 'session', c.session
-)::text || E'\n', '')
+)::text || E'\n'
 
 -- fragment: end_places
 -- Write the outcomes of `places`: messages that wait again, finished ones, and the rows of the claims.
