@@ -1,7 +1,11 @@
 """A claim on PostgreSQL is one row: rows that somebody has damaged, large ones, and old ones."""
 
+import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from queue_locations import PostgresQueues
@@ -52,7 +56,8 @@ async def backend(location: PostgresQueues) -> QueueBackend:
 
 def new_messages(*names: str, **options: Any) -> list[NewMessage]:
     """Return messages with these ids."""
-    return [NewMessage(id=name, value={"n": name}, max_attempts=4, **options) for name in names]
+    options = {"max_attempts": 4, **options}
+    return [NewMessage(id=name, value={"n": name}, **options) for name in names]
 
 
 async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
@@ -159,3 +164,78 @@ async def test_rows_of_claims_do_not_pile_up(
     location.advance(1000)
     assert await backend.forget("completed", older_than=500, limit=2) == 0
     assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
+
+
+async def test_settlements_of_one_claim_do_not_disturb_each_other(
+    location: PostgresQueues,
+) -> None:
+    """Many at once, in different ways, by several processes: each is recorded, and none twice."""
+    backends = [await location.open("emails") for _ in range(4)]
+    names = [f"{n:03}" for n in range(240)]
+    await backends[0].push(new_messages(*names))
+    messages = await claim(backends[0], 240)
+    moves: tuple[Transition, ...] = ("complete", "complete", "retry", "bury", "release", "cancel")
+    groups = [messages[start : start + 5] for start in range(0, 240, 5)]
+    settlements = [
+        settle(backends[(number + copy) % 4], group, moves[number % 6])
+        for number, group in enumerate(groups)
+        # Each is sent twice at once.
+        for copy in range(2)
+    ]
+    extensions = [backends[n].extend([each.receipt for each in messages], 60) for n in range(4)]
+    ends = [backends[n].end_claims({"nobody"}) for n in range(4)]
+    answers, *_ = await asyncio.gather(
+        asyncio.gather(*settlements), asyncio.gather(*extensions), asyncio.gather(*ends)
+    )
+    assert answers == [[True] * 5] * 96
+    assert await backends[0].count() == {
+        "completed": 80,
+        "waiting": 80,
+        "dead": 40,
+        "cancelled": 40,
+    }
+    rows = location.execute("SELECT open, completed, closed IS NULL FROM {}.jobsync_claim")
+    assert rows == [(0, 80, False)]
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+async def test_many_claim_settle_and_end_at_once(postgres: PostgresServer, level: str) -> None:
+    """Every message is completed, by exactly one accepted settlement, whatever comes between."""
+    escaped = level.replace(" ", r"\ ")
+    options = quote(f"-c default_transaction_isolation={escaped}")
+    location = PostgresQueues(f"{postgres.url}?options={options}")
+    backends = [await location.open("emails") for _ in range(4)]
+    assert location.execute("SHOW default_transaction_isolation") == [(level,)]
+    names = [f"{n:04}" for n in range(600)]
+    await backends[0].push(new_messages(*names, max_attempts=1_000))
+    accepted: Counter[str] = Counter()
+
+    async def work(number: int) -> None:
+        backend, chance = backends[number % 4], random.Random(number)
+        session = f"worker-{number}"
+        while len(accepted) < len(names):
+            limit, suspects = chance.choice([1, 3, 20]), chance.random() < 0.4
+            found = await claim(backend, limit, session=session, suspects=suspects)
+            chance.shuffle(found)
+            half = len(found) // 2
+            await backend.extend([each.receipt for each in found[half:]], 60)
+            moves: list[Transition] = [chance.choice(["complete", "retry"]) for _ in range(2)]
+            parts = (found[:half], found[half:])
+            answers = await asyncio.gather(*map(settle, [backend] * 2, parts, moves))
+            for part, move, answer in zip(parts, moves, answers, strict=True):
+                if move == "complete":
+                    accepted.update(
+                        each.id for each, done in zip(part, answer, strict=True) if done
+                    )
+
+    async def disturb() -> None:
+        chance = random.Random(0)
+        while len(accepted) < len(names):
+            await backends[0].end_claims({f"worker-{chance.randrange(8)}"})
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(work(number) for number in range(8)), disturb())
+    assert accepted == Counter(names)
+    assert await backends[0].count() == {"completed": len(names)}
+    await location.close()
