@@ -22,7 +22,7 @@ BATCH = 100
 QUEUE = "default/tasks"
 
 _PG_CLAIM = sql.SQL("""
-UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1, claim = 'bare',
+UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1,
   due = clock_timestamp() + interval '30 s'
 WHERE id = ANY (ARRAY (
   SELECT id FROM jobsync_message WHERE queue = 'default/tasks' AND state = 'ready'

@@ -21,7 +21,7 @@ WITH pushed AS (
 ) SELECT pg_notify('bare', id) FROM pushed
 """
 _CLAIM = """
-UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1, claim = 'bare',
+UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1,
   due = clock_timestamp() + interval '30 s'
 WHERE id = ANY (ARRAY (
   SELECT id FROM jobsync_message WHERE queue = 'bare' AND state = 'ready'

@@ -1168,6 +1168,126 @@ async def drain(backend: QueueBackend, model: Model) -> None:
                 break
 
 
+async def test_only_messages_of_the_requested_tasks_are_claimed(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """New ones, those that waited, and suspects; other claims still get the others."""
+    await backend.push(new_messages(1, 2, task="a"))
+    await backend.push(new_messages(3, 4, task="b"))
+    await backend.push(new_messages(5))
+    await backend.push(new_messages(6, task="b", delay=50))
+    assert values(await claim(backend, tasks=[])) == []
+    assert values(await claim(backend, tasks=["x"])) == []
+    (waiting, lapsed) = await claim(backend, 2, tasks=["b"])
+    assert values([waiting, lapsed]) == [3, 4]
+    assert await settle(backend, waiting.receipt, "retry", delay=30)
+    assert [each.id for each in await backend.end_claims({ME})] == [lapsed.id]
+    found = await backend.claim(10, session=ME, visibility=60, tasks={"a"})
+    assert (values(found.messages), found.suspects, found.due) == ([1, 2], False, None)
+    found = await backend.claim(10, session=ME, visibility=60, tasks={"b"})
+    assert (found.messages, found.suspects) == ([], True)
+    assert found.due == pytest.approx(30, abs=10)
+    assert values(await claim(backend, suspects=True, tasks=["a", ""])) == []
+    assert values(await claim(backend, suspects=True, tasks=["b"])) == [4]
+    location.advance(31)
+    assert values(await claim(backend, tasks=["", "a"])) == [5]
+    assert values(await claim(backend, tasks=["b"])) == [3]
+    location.advance(20)
+    assert values(await claim(backend)) == [6]
+
+
+@pytest.mark.parametrize("fate", ["retry", "lapse", "bury"])
+async def test_a_message_keeps_its_task(
+    location: QueueLocation, backend: QueueBackend, fate: str
+) -> None:
+    """Whatever happens to it."""
+    await backend.push(new_messages(1, task="a"))
+    message = await take(backend)
+    match fate:
+        case "lapse":
+            await backend.end_claims({ME})
+        case _:
+            await settle(backend, message.receipt, fate)  # type: ignore[arg-type]
+            await backend.redrive()
+    assert await claim(backend, tasks=["b"], suspects=fate == "lapse") == []
+    assert values(await claim(backend, tasks=["a"], suspects=fate == "lapse")) == [1]
+
+
+async def test_large_messages_are_all_delivered(backend: QueueBackend) -> None:
+    """A claim may have fewer than there are: then it says that there are more."""
+    text = "x" * (MAX_MESSAGE - 100)
+    batch = [NewMessage(id=f"{n:02}", value=text, max_attempts=4) for n in range(40)]
+    await backend.push(batch)
+    found: list[str] = []
+    while len(found) < 40:
+        claimed = await backend.claim(40, session=ME, visibility=60)
+        assert claimed.messages
+        found += [each.id for each in claimed.messages]
+        assert claimed.more or len(found) == 40
+    assert found == [each.id for each in batch]
+
+
+async def test_an_id_is_in_use_while_its_message_is_in_flight(backend: QueueBackend) -> None:
+    """A push of the same message is refused as a whole, alone or among others."""
+    await backend.push(new_messages(*range(1, 5)))
+    one, two, *_ = await claim(backend)
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await backend.push(new_messages(2))
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await backend.push(new_messages(7, 1, 8))
+    assert await settle(backend, one.receipt, "retry")
+    assert await settle(backend, two.receipt, "release")
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await backend.push(new_messages(1, 8))
+    assert await backend.count() == {"claimed": 2, "waiting": 2}
+
+
+async def test_each_message_of_a_claim_is_recorded_separately(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """With its own time and errors; each is forgotten in its own time, and not redelivered."""
+    await backend.push(new_messages(1))
+    assert await settle(backend, (await take(backend)).receipt, "retry", error="boom")
+    await backend.push(new_messages(2, 3))
+    one, two, three = await claim(backend, visibility=1000)
+    assert await settle(backend, one.receipt)
+    location.advance(100)
+    assert await settle(backend, two.receipt)
+    first, second = await backend.browse("completed")
+    assert (first.id, second.id) == (one.id, two.id)
+    assert [each.error for each in first.errors] == ["boom"]
+    assert (second.errors, first.deliveries, second.deliveries) == ((), 2, 1)
+    assert first.finished is not None
+    assert second.finished == pytest.approx(first.finished + 100, abs=30)
+    (rest,) = await backend.browse("completed", after=first.cursor)
+    assert rest.id == two.id
+    assert await backend.forget("completed", older_than=60) == 1
+    assert await settle(backend, three.receipt)
+    location.advance(50)
+    assert await backend.forget("completed", older_than=60) == 0
+    location.advance(20)
+    assert await backend.forget("completed", older_than=60) == 2
+    assert await backend.count() == {}
+
+
+async def test_completed_messages_are_listed_in_pages(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """By the time of their end, whichever claims they were in."""
+    await backend.push(new_messages(*range(12)))
+    claims = [await claim(backend, 4, visibility=1000) for _ in range(3)]
+    order = [claims[number % 3][number // 3] for number in range(12)]
+    for message in order:
+        assert await settle(backend, message.receipt)
+        location.advance(1)
+    found: list[str] = []
+    after = ""
+    while page := await backend.browse("completed", after=after, limit=1):
+        found.append(page[0].id)
+        after = page[0].cursor
+    assert found == [message.id for message in order]
+
+
 async def test_a_paused_queue_delivers_nothing(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

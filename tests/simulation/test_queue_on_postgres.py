@@ -144,7 +144,7 @@ def does_not_know_what_is_due(patch: pytest.MonkeyPatch) -> None:
 
 def ends_what_is_to_be_kept(patch: pytest.MonkeyPatch) -> None:
     """A worker ends claims that it still uses."""
-    replace(patch, "end_claims", " AND id <> ALL (%(keep)s::text[])")
+    replace(patch, "end_claims", "p.id <> ALL (%(keep)s::text[])", "%(keep)s::text[] IS NOT NULL")
 
 
 def claims_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -159,22 +159,26 @@ def leaves_claims_of_the_dead(patch: pytest.MonkeyPatch) -> None:
 
 def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt settles a message although another worker has claimed it since."""
-    replace(patch, "settle", " AND m.claim = g.claim")
+    for name in ("complete", "settle"):
+        replace(patch, name, "claim = ANY (%(distinct)s::text[])", "closed IS NULL")
+        replace(patch, name, "ON g.claim = c.claim AND", "ON")
 
 
 def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A clean return spends an attempt."""
-    replace(patch, "settle", "m.returned + g.back", "m.returned")
+    replace(patch, "settle", "p.returned + g.back", "p.returned")
 
 
 def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
     """A settlement that is repeated after a lost reply is reported as stale."""
-    replace(patch, "was_settled", "strpos(m.trail, g.mark) > 0", "false")
+    replace(patch, "complete", "WHERE is_given AND outcome IN ('c', 'f')", "WHERE is_ended")
+    answer = "WHERE outcome = wanted OR (outcome = 'f' AND wanted = 'c')"
+    replace(patch, "settle", answer, "WHERE is_ended")
 
 
 def suspects_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A message whose claim lapsed once runs alone for ever, although it was settled since."""
-    replace(patch, "settle", "suspect = false, ")
+    replace(patch, "settle", "false AS is_suspect", "c.is_suspect")
 
 
 def forgets_its_claims(patch: pytest.MonkeyPatch) -> None:
@@ -184,7 +188,24 @@ def forgets_its_claims(patch: pytest.MonkeyPatch) -> None:
 
 def overlooks_what_is_finished(patch: pytest.MonkeyPatch) -> None:
     """A push with a lost reply is in doubt although its message has been handled."""
-    replace(patch, "exists", "jobsync_finished WHERE", "jobsync_finished WHERE false AND")
+    replace(patch, "exists", "closed IS NOT NULL", "false")
+
+
+def closes_too_early(patch: pytest.MonkeyPatch) -> None:
+    """The first settlement drops the payloads of the other messages of its claim."""
+    for name in ("complete", "settle"):
+        replace(patch, name, "CASE WHEN e.open > 0 THEN c.payloads END", "NULL")
+
+
+def confuses_places(patch: pytest.MonkeyPatch) -> None:
+    """The outcomes of a claim's messages are recorded in another order."""
+    for name in ("complete", "settle"):
+        replace(
+            patch,
+            name,
+            "string_agg(outcome, '' ORDER BY place)",
+            "reverse(string_agg(outcome, '' ORDER BY place))",
+        )
 
 
 def never_scans_again(patch: pytest.MonkeyPatch) -> None:
@@ -194,11 +215,11 @@ def never_scans_again(patch: pytest.MonkeyPatch) -> None:
         self: PostgresBackend, access: PostgresAccess, queue: str, components: Components
     ) -> None:
         was(self, access, queue, components)
-        self._scan.last_full = Mono(float("inf"))
+        self._scans[None].last_full = Mono(float("inf"))
 
-    def schedule(self: PostgresBackend, start: Mono) -> None:
-        del start
-        self._scan.next_full = Mono(float("inf"))
+    def schedule(self: PostgresBackend, scan: postgres_queue._ScanState, start: Mono) -> None:
+        del self, start
+        scan.next_full = Mono(float("inf"))
 
     was = PostgresBackend.__init__
     patch.setattr(PostgresBackend, "__init__", init)
@@ -219,6 +240,8 @@ KILLED: dict[Patch, tuple[str, str]] = {
     forgets_its_claims: ("in_doubt", "QL1"),
     overlooks_what_is_finished: ("in_doubt", "Q15"),
     never_scans_again: ("commits_late", "QL3"),
+    closes_too_early: ("kill", "Q2"),
+    confuses_places: ("drains", "Q5"),
 }
 """For each mutant of the backend a story that catches it, and the invariant that it violates."""
 

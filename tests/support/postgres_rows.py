@@ -31,7 +31,7 @@ from jobsync.stores.postgres.connection import statement_error
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.sql import Parameters, PostgresAccess, fill_in
 from jobsync.testing.network import Link
-from jobsync.testing.rows import RowLink, RowStore, SharedRows
+from jobsync.testing.rows import CURRENT_CALL, RowLink, RowStore, SharedRows
 from jobsync.testing.world import World
 
 __all__ = ["PostgresRows", "UserTransaction", "opened_rows", "use_database"]
@@ -52,11 +52,15 @@ LISTEN {channel}
 """
 
 # Nobody vacuums or analyzes the tables: the order of equal rows depends on the seed only.
+#
+# A claim is one row, so its trigger reports each message in it that the commit has changed, with
+# the letter of its outcome; and each open one, because an extension may leave its deadline alone.
 _WORLD = """
 CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql
 AS $$ SELECT current_setting('jobsync.now')::timestamptz $$;
 {tables};
 ALTER TABLE jobsync_message SET (autovacuum_enabled = false);
+ALTER TABLE jobsync_claim SET (autovacuum_enabled = false);
 ALTER TABLE jobsync_finished SET (autovacuum_enabled = false);
 CREATE FUNCTION record_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -64,23 +68,83 @@ BEGIN
     RAISE NOTICE '%', json_build_array(tg_table_name, old.id);
   ELSIF tg_table_name = 'jobsync_message' THEN
     RAISE NOTICE '%', json_build_array(
-      tg_table_name, new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-      new.max_attempts, new.suspect::integer, new.claim, new.session,
-      extract(epoch FROM new.due)::float8, 0, NULL, new.trail, new.errors
+      tg_table_name, new.id, '', '', new.queue, new.state, new.payload, new.deliveries,
+      new.returned, new.max_attempts, new.suspect::integer, '', '',
+      extract(epoch FROM new.due)::float8, new.errors
     );
   ELSE
     RAISE NOTICE '%', json_build_array(
-      tg_table_name, new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-      new.max_attempts, 0, '', new.session,
-      extract(epoch FROM new.finished)::float8, 0, NULL, new.trail, new.errors
+      tg_table_name, new.id, '', '', new.queue, new.state, new.payload, new.deliveries,
+      new.returned, new.max_attempts, 0, '', new.session,
+      extract(epoch FROM new.finished)::float8, new.errors
     );
   END IF;
   RETURN NULL;
 END $$;
+CREATE FUNCTION list_places(c jobsync_claim) RETURNS TABLE (
+  place bigint, id text, outcome text, payload text, deliveries integer, returned integer,
+  max_attempts integer, errors text, due timestamptz
+) LANGUAGE sql AS $$
+  SELECT place, id, outcome, CASE outcome WHEN 'o' THEN payload END, deliveries,
+    coalesce(returned, 0), max_attempts, coalesce(errors, ''),
+    CASE outcome WHEN 'o' THEN coalesce(due, c.due) ELSE finished END
+  FROM unnest(
+    c.ids, string_to_array(c.outcomes, NULL), c.payloads, c.deliveries, c.returned,
+    c.max_attempts, c.errors, c.dues, c.finished
+  ) WITH ORDINALITY AS p (
+    id, outcome, payload, deliveries, returned, max_attempts, errors, due, finished, place
+  )
+$$;
+CREATE FUNCTION record_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE p record;
+BEGIN
+  IF tg_op = 'DELETE' THEN
+    FOR p IN SELECT * FROM list_places(old) AS o WHERE o.outcome IN ('o', 'c') LOOP
+      RAISE NOTICE '%', json_build_array(tg_table_name, p.id);
+    END LOOP;
+    RETURN NULL;
+  END IF;
+  FOR p IN
+    SELECT n.*, o IS DISTINCT FROM n AS is_changed
+    FROM list_places(new) AS n LEFT JOIN list_places(old) AS o ON o.place = n.place
+    WHERE o IS DISTINCT FROM n OR n.outcome = 'o'
+  LOOP
+    IF p.outcome IN ('o', 'c') THEN
+      RAISE NOTICE '%', json_build_array(
+        tg_table_name, p.id, new.claim, CASE WHEN p.is_changed THEN p.outcome END, new.queue,
+        CASE p.outcome WHEN 'o' THEN 'claimed' ELSE 'completed' END, p.payload, p.deliveries,
+        p.returned, p.max_attempts, (p.outcome = 'o' AND new.is_suspect)::integer,
+        CASE p.outcome WHEN 'o' THEN new.claim ELSE '' END, new.session,
+        extract(epoch FROM p.due)::float8, p.errors
+      );
+    ELSE
+      RAISE NOTICE '%', json_build_array(tg_table_name, p.id, new.claim, p.outcome);
+    END IF;
+  END LOOP;
+  RETURN NULL;
+END $$;
 CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON jobsync_message
 FOR EACH ROW EXECUTE FUNCTION record_change();
+CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON jobsync_claim
+FOR EACH ROW EXECUTE FUNCTION record_claim();
 CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON jobsync_finished
 FOR EACH ROW EXECUTE FUNCTION record_change()
+"""
+_MOVES = {
+    "c": "complete",
+    "x": "cancel",
+    "r": "retry",
+    "d": "bury",
+    "b": "release",
+    "s": "snooze",
+}
+"""The settlements, by the letters of outcomes."""
+_DAMAGE = """
+WITH waiting AS (
+  UPDATE {schema}.jobsync_message SET payload = %(payload)s WHERE id = %(id)s
+)
+UPDATE {schema}.jobsync_claim SET payloads[array_position(ids, %(id)s)] = %(payload)s
+WHERE substr(outcomes, array_position(ids, %(id)s), 1) = 'o'
 """
 _SET_TIME = "SELECT set_config('jobsync.now', %s, false)"
 
@@ -145,6 +209,7 @@ class PostgresRows(SharedRows, PostgresAccess):
         super().__init__(world)
         self.schema = f"world_{os.getpid()}_{next(_numbers)}"
         self._url = url
+        self._trails: dict[str, str] = {}
         self._session = self._open_session()
         steps = [statement for step in POSTGRES_STEPS for statement in step]
         tables = fill_in(";\n".join(steps), {"schema": self.schema})
@@ -199,8 +264,8 @@ class PostgresRows(SharedRows, PostgresAccess):
 
     def damage(self, name: str, payload: str) -> None:
         """Overwrite the payload of a message, in a transaction that belongs to no node."""
-        statement = f"UPDATE {self.schema}.jobsync_message SET payload = %s WHERE id = %s"
-        self.commit(statement, [payload, name], name)
+        statement = fill_in(_DAMAGE, {"schema": self.schema})
+        self.commit(statement, {"payload": payload, "id": name}, name)
 
     @contextmanager
     def begin(self, node: str) -> Iterator["UserTransaction"]:
@@ -221,9 +286,36 @@ class PostgresRows(SharedRows, PostgresAccess):
         """Record the changes of a commit, and wake those whom it notifies."""
         if session.changes:
             # The plan decides in which order one statement changes rows.
-            self._record_changes(sorted(session.changes, key=_get_id), node)
+            changes = sorted(filter(self._is_change, session.changes), key=_get_id)
+            for _, name, *details in changes:
+                self._note_settlement(name, *details[:2])
+            self._record_changes([self._to_row(*change) for change in changes], node)
         if session.topics:
             self.notifier.wake(session.topics)
+
+    def _is_change(self, change: Sequence[Any]) -> bool:
+        """Whether a message was changed, or its claim was extended by a call that names it."""
+        _, name, *details = change
+        if not details or details[1] is not None:
+            return True
+        call = CURRENT_CALL.get()
+        if call is None or call.name != "extend":
+            return False
+        receipts = self._world.history[call.position].details["receipts"]
+        return [name, details[0]] in [receipt[:2] for receipt in receipts]
+
+    def _note_settlement(self, name: str, claim: str = "", outcome: str | None = "") -> None:
+        """Remember how the latest claim of a message was settled: the row of that claim says it."""
+        if outcome in _MOVES:
+            self._trails[name] = f"{claim}:{_MOVES[outcome]}"
+
+    def _to_row(self, table: str, name: str, *details: Any) -> Sequence[Any]:
+        """Return a change as `_record_changes` takes it: of a row that remains, or of one gone."""
+        _, _, *columns = details or ("", "")
+        if not columns:
+            return table, name
+        *first, errors = columns
+        return table, name, *first, 0, None, self._trails.get(name, ""), errors
 
     def _read_micros(self) -> int:
         """Return the time as the server knows it: in microseconds."""

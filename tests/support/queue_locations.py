@@ -26,6 +26,15 @@ __all__ = ["Faults", "PostgresQueues", "QueueLocation", "SqliteQueues"]
 T = TypeVar("T")
 _numbers = itertools.count()
 
+_CLAIM_ARRAYS = {
+    "payload": "payloads",
+    "timeout": "timeouts",
+    "deliveries": "deliveries",
+    "returned": "returned",
+    "errors": "errors",
+}
+"""The arrays in the row of a claim for columns of a message; other columns are the claim's own."""
+
 
 class Faults:
     """Loses the next replies or requests, as many as are set."""
@@ -212,14 +221,37 @@ class PostgresQueues:
         by = f"interval '{seconds} seconds'"
         self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
+        arrays = ", ".join(
+            f"{name} = (SELECT array_agg(t - {by} ORDER BY n)"
+            f" FROM unnest({name}) WITH ORDINALITY AS u (t, n))"
+            for name in ("dues", "finished")
+        )
+        times = ", ".join(f"{name} = {name} - {by}" for name in ("claimed", "due", "closed"))
+        self._location.execute(f"UPDATE {{}}.jobsync_claim SET {times}, {arrays}")
 
     def damage(self, id: str, text: str) -> None:
         """Overwrite a payload behind the library's back."""
-        self._location.execute("UPDATE {}.jobsync_message SET payload = %s WHERE id = %s", text, id)
+        self.overwrite("jobsync_message", id, payload=text)
 
     def overwrite(self, table: str, id: str, **columns: Any) -> None:
-        """Overwrite columns of a message behind the library's back."""
+        """Overwrite columns of a message, also if it is claimed, behind the library's back."""
         names = ", ".join(f"{name} = %s" for name in columns)
-        self._location.execute(
-            f"UPDATE {{}}.{table} SET {names} WHERE id = %s", *columns.values(), id
+        statement = f"UPDATE {{}}.{table} SET {names} WHERE id = %s RETURNING 1"
+        is_found = self._location.execute(statement, *columns.values(), id)
+        if not is_found:
+            for name, value in columns.items():
+                self._overwrite_claimed(id, name, value)
+
+    def _overwrite_claimed(self, id: str, name: str, value: Any) -> None:
+        place = "array_position(ids, %(id)s)"
+        array = _CLAIM_ARRAYS.get(name)
+        change = f"{name} = %(value)s" if array is None else f"{array}[{place}] = %(value)s"
+        self.execute(
+            f"UPDATE {{}}.jobsync_claim SET {change} WHERE substr(outcomes, {place}, 1) = 'o'",
+            id=id,
+            value=value,
         )
+
+    def execute(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement behind the library's back; `{}` is the schema."""
+        return self._location.execute(statement, **parameters)

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import obstore
@@ -125,11 +125,11 @@ class PostgresLocation:
         """Drop the schema with all its tables."""
         self.execute("DROP SCHEMA IF EXISTS {} CASCADE")
 
-    def execute(self, statement: str, *parameters: str) -> list[tuple[str | None]]:
+    def execute(self, statement: str, *parameters: Any, **named: Any) -> list[tuple[str | None]]:
         """Run a statement without the library; `{}` is the schema."""
         filled = sql.SQL(statement).format(sql.Identifier(self.schema))
         with psycopg.connect(self._server, autocommit=True) as connection:
-            cursor = connection.execute(filled, parameters)
+            cursor = connection.execute(filled, named or parameters)
             return cursor.fetchall() if cursor.description else []
 
 

@@ -121,6 +121,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds before which it is not claimed."""
     timeout: float | None = None
     """Seconds that its handler may take; None for the queue's default."""
+    task: str = ""
+    """The name of the task that handles it; empty if the queue has one handler."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -304,15 +306,24 @@ class QueueBackend(ABC):
 
     @abstractmethod
     async def claim(
-        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+        self,
+        limit: int,
+        *,
+        session: str,
+        visibility: float,
+        suspects: bool = False,
+        tasks: Collection[str] | None = None,
     ) -> ClaimResult:
         """Claim due messages: first those that waited, then the others in order.
+
+        A claim of large messages may have fewer of them than there are.
 
         Args:
             limit: the largest number of messages.
             session: the session to claim for; its death ends the claims.
             visibility: seconds until the claims lapse unless extended.
             suspects: claim only suspects; otherwise only messages that are not suspects.
+            tasks: claim only messages of these tasks; None for all.
 
         Raises:
             Unavailable: nothing is in flight. A claim that happened anyway lapses by itself.

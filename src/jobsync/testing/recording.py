@@ -107,13 +107,19 @@ class RecordingBackend(QueueBackend):
         await self._inner.push_within(connection, new_messages)
 
     async def claim(
-        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+        self,
+        limit: int,
+        *,
+        session: str,
+        visibility: float,
+        suspects: bool = False,
+        tasks: Collection[str] | None = None,
     ) -> ClaimResult:
         """Claim due messages."""
         return await self._call(
             "claim",
             lambda: self._inner.claim(
-                limit, session=session, visibility=visibility, suspects=suspects
+                limit, session=session, visibility=visibility, suspects=suspects, tasks=tasks
             ),
             lambda claimed: [_describe(each.receipt) for each in claimed.messages],
             limit=limit,

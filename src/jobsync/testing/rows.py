@@ -17,6 +17,7 @@ import itertools
 import sqlite3
 import weakref
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import lru_cache
@@ -121,10 +122,7 @@ class SharedRows(SqlAccess):
         self.clock = world.components.clock
         self.notifier = LocalNotifier()
         self._world = world
-        self._tables: dict[str, dict[str, _TableRow]] = {
-            "jobsync_message": {},
-            "jobsync_finished": {},
-        }
+        self._tables: defaultdict[str, dict[str, _TableRow]] = defaultdict(dict)
 
     @abstractmethod
     def connect(self, link: "Link", node: str) -> "RowLink":

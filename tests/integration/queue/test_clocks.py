@@ -193,7 +193,7 @@ async def test_many_delays_of_an_earlier_boot_are_adopted_in_parts(
 async def test_a_claim_reads_delays_by_an_index(path: Path, start: "Start") -> None:
     """However many messages wait."""
     await start()
-    parameters = dict.fromkeys(("queue", "suspects", "limit", "now", "boot", "mono"), 0)
+    parameters = dict.fromkeys(("queue", "suspects", "limit", "now", "boot", "mono", "tasks"), 0)
     with closing(sqlite3.connect(path)) as file:
         for name in ("select_waiting", "outlook", "adopt"):
             plan = file.execute(f"EXPLAIN QUERY PLAN {sqlite.SQL[name]}", parameters).fetchall()

@@ -443,7 +443,7 @@ async def test_a_plain_handler_learns_that_its_worker_has_failed(url: str) -> No
 
 @contextmanager
 def locked(url: str) -> Iterator[None]:
-    """Lock the table of messages against writes."""
+    """Lock the tables of messages against writes."""
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
@@ -453,7 +453,8 @@ def locked(url: str) -> Iterator[None]:
     else:
         place, _, schema = url.partition("?schema=")
         with psycopg.connect(place) as holder:
-            holder.execute(f"LOCK TABLE {schema}.jobsync_message IN EXCLUSIVE MODE".encode())
+            tables = f"{schema}.jobsync_message, {schema}.jobsync_claim"
+            holder.execute(f"LOCK TABLE {tables} IN EXCLUSIVE MODE".encode())
             yield
 
 

@@ -727,8 +727,8 @@ async def test_many_may_connect_first(
     created = await asyncio.gather(*(store.write([Put("n", 0)]) for store in stores))
     assert sum(isinstance(outcome, Applied) for (outcome,) in created) == 2
     newest = [(len(POSTGRES_STEPS),)]
-    assert admin.execute("SELECT version FROM public.jobsync_schema").fetchall() == newest
-    assert admin.execute("SELECT version FROM apart.jobsync_schema").fetchall() == newest
+    assert admin.execute("SELECT tables_version FROM public.jobsync_schema").fetchall() == newest
+    assert admin.execute("SELECT tables_version FROM apart.jobsync_schema").fetchall() == newest
 
 
 async def test_the_tables_of_a_newer_version_are_left_alone(
@@ -736,10 +736,10 @@ async def test_the_tables_of_a_newer_version_are_left_alone(
 ) -> None:
     """Newer code has only added to them: older code works beside it and keeps the version."""
     await connect(url)
-    admin.execute("UPDATE jobsync_schema SET version = 99")
+    admin.execute("UPDATE jobsync_schema SET tables_version = 99")
     store = await connect(url)
     await store.create("n", 0)
-    assert admin.execute("SELECT version FROM jobsync_schema").fetchall() == [(99,)]
+    assert admin.execute("SELECT tables_version FROM jobsync_schema").fetchall() == [(99,)]
 
 
 async def test_overlapping_batches_do_not_deadlock(url: str, connect: Connect) -> None:

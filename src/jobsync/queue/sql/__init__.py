@@ -1,7 +1,7 @@
 """Queues on SQL databases: open one queue, or read all queues of a store.
 
-A message is a row. The modules `sqlite` and `postgres` implement both; their statements are in
-the `.sql` files beside them.
+A message is a row; on PostgreSQL the messages of a claim are one row. The modules `sqlite` and
+`postgres` implement both; their statements are in the `.sql` files beside them.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,8 @@
 """What the queue backends on SQLite and PostgreSQL have in common.
 
-A message is a row. A batch is one statement or one transaction. Claims are judged by the
-database's clock. A settlement whose reply was lost is sent again until an answer arrives: the
-row, or its copy among the finished messages, records how its latest claims were settled.
+A batch is one statement or one transaction. Claims are judged by the database's clock. A
+settlement whose reply was lost is sent again until an answer arrives: the database records how
+claims were settled.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
 from jobsync.core.codec import decode, encode
-from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
+from jobsync.core.messages import LIVE, TRANSITIONS, MessageState, Transition
 from jobsync.errors import (
     Corrupt,
     Invalid,
@@ -48,6 +48,7 @@ __all__ = [
     "LAPSED",
     "MAX_BATCH",
     "SPARED",
+    "ClaimRequest",
     "ClaimedRow",
     "ClaimedRows",
     "SettlementRow",
@@ -91,6 +92,19 @@ _DELIVERIES: Final = 2
 """Indices in such a row."""
 
 
+class ClaimRequest(NamedTuple):
+    """What a caller wants to claim."""
+
+    limit: int
+    claim: str
+    """The nonce of the claim."""
+    session: str
+    visibility: float
+    suspects: bool
+    tasks: frozenset[str] | None
+    """None for all."""
+
+
 class ClaimedRows(NamedTuple):
     """The rows of a claim; the other fields are as in `ClaimResult`."""
 
@@ -98,6 +112,7 @@ class ClaimedRows(NamedTuple):
     suspects: bool
     due: float | None
     lapse: float | None
+    more: bool
 
 
 class SettlementRow(NamedTuple):
@@ -105,9 +120,8 @@ class SettlementRow(NamedTuple):
 
     id: str
     claim: str
+    move: Transition
     target: MessageState
-    mark: str
-    """How this claim was settled; the row records it."""
     delay: float
     back: int
     error: str | None
@@ -157,11 +171,19 @@ class SqlBackend(QueueBackend):
             await self._push_within(driver_connection, new_messages, _encode(new_messages))
 
     async def claim(
-        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+        self,
+        limit: int,
+        *,
+        session: str,
+        visibility: float,
+        suspects: bool = False,
+        tasks: Collection[str] | None = None,
     ) -> ClaimResult:
         """Claim messages; bury those that cannot be read."""
         (claim,) = self._ids.nonces(1)
-        claimed = await self._claim(limit, claim, session, visibility, suspects=suspects)
+        wanted = None if tasks is None else frozenset(tasks)
+        request = ClaimRequest(limit, claim, session, visibility, suspects, wanted)
+        claimed = await self._claim(request)
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []
         for row in claimed.rows:
@@ -172,8 +194,7 @@ class SqlBackend(QueueBackend):
                 unreadable.append((receipt, corrupt))
         if unreadable:
             await self._bury_unreadable(unreadable)
-        more = len(claimed.rows) >= limit
-        return ClaimResult(messages, claimed.suspects, claimed.due, claimed.lapse, more)
+        return ClaimResult(messages, claimed.suspects, claimed.due, claimed.lapse, claimed.more)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims; send them again if a reply was lost."""
@@ -285,9 +306,7 @@ class SqlBackend(QueueBackend):
         """Whether any of these messages exists, finished or not."""
 
     @abstractmethod
-    async def _claim(
-        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> ClaimedRows: ...
+    async def _claim(self, request: ClaimRequest) -> ClaimedRows: ...
 
     @abstractmethod
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
@@ -429,8 +448,8 @@ def _build_row(settlement: Settlement) -> SettlementRow:
     return SettlementRow(
         receipt.id,
         receipt.claim,
+        settlement.move,
         step.target,
-        f"{receipt.claim}:{settlement.move}",
         settlement.delay,
         int(step.returns),
         encode_error(error) if error else None,

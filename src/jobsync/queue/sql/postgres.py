@@ -1,11 +1,17 @@
 """The queue backend on PostgreSQL, with claims by `FOR UPDATE SKIP LOCKED`.
 
+`jobsync_message` has the messages that wait. A claim moves them into one row of `jobsync_claim`,
+which records how each of them is settled; that answers a settlement whose reply was lost. When all
+are settled, the row is the record of the completed ones. Cancelled messages and dead letters are
+moved to `jobsync_finished`.
+
 A claim usually scans only from the lowest position that an earlier claim found ready. Below it
 may be messages that others pushed in a longer transaction, or claimed in one that was rolled
 back. A full scan from time to time finds them.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,15 +21,17 @@ from psycopg.errors import UndefinedTable
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.core.messages import MessageState
-from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.core.messages import MessageState, Transition
+from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
 from jobsync.queue.sql import TOPIC, MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
     SPARED,
+    ClaimedRow,
     ClaimedRows,
+    ClaimRequest,
     SettlementRow,
     SqlBackend,
     build_connection_error,
@@ -49,6 +57,26 @@ _BUSY_SCAN_INTERVAL = 5.0
 _SCAN_SHARE = 50
 """After a slow full scan the next one waits this many times its duration."""
 
+_MAX_CLAIM_BYTES = 8 * 1024 * 1024
+"""The size of a claim's messages after which it takes no more: they are one row."""
+
+_ANSWERS_TTL = 300.0
+"""Seconds for which a claim is kept at least after its end, to answer settlements that are sent
+again: far longer than anybody does that."""
+
+_MAX_UNSETTLED = 1_000
+"""How many claims are remembered of which nothing was settled."""
+
+_OUTCOMES: Mapping[Transition, str] = {
+    "complete": "c",
+    "cancel": "x",
+    "retry": "r",
+    "bury": "d",
+    "release": "b",
+    "snooze": "s",
+}
+"""The letters of settlements in the row of a claim."""
+
 
 class _ScanState(msgspec.Struct):
     """Where the next claim starts, and when the next full scan is due."""
@@ -71,7 +99,10 @@ class PostgresBackend(SqlBackend):
         super().__init__(access, queue, components)
         self._access = access
         self._sql = _fill_in_schema(access.schema)
-        self._scan = _ScanState()
+        self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
+        """By the tasks of the claims."""
+        self._unsettled: dict[str, list[str]] = {}
+        """The ids of the messages of claims, in order. Settled together, they cost less."""
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         parameters = self._build_parameters(new_messages, payloads)
@@ -111,119 +142,114 @@ class PostgresBackend(SqlBackend):
                 "delay": float(message.delay),
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
+                "task": message.task,
             }
+        ids = [message.id for message in new_messages]
         return {
             "queue": self.queue,
-            "ids": as_array([message.id for message in new_messages]),
+            **_find_ids(ids),
             "payloads": as_array([payload.decode() for payload in payloads]),
             "delays": as_array([float(message.delay) for message in new_messages]),
             "max_attempts": as_array([message.max_attempts for message in new_messages]),
             "timeouts": as_array([message.timeout for message in new_messages]),
+            "tasks": as_array([message.task for message in new_messages]),
         }
 
     async def _exists(self, ids: Sequence[str]) -> bool:
-        ((exists,),) = await self._run("exists", {"ids": as_array(ids)})
+        ((exists,),) = await self._run("exists", _find_ids(ids))
         return bool(exists)
 
-    async def _claim(
-        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> ClaimedRows:
-        start = self._clock.mono()
-        is_full = suspects or start >= self._scan.next_full
-        claimed = await self._claim_once(
-            limit, claim, session, visibility, suspects=suspects, is_full=is_full
-        )
-        if suspects:
+    async def _claim(self, request: ClaimRequest) -> ClaimedRows:
+        scan, start = self._scans[request.tasks], self._clock.mono()
+        is_full = request.suspects or start >= scan.next_full
+        claimed = await self._claim_once(request, scan, is_full=is_full)
+        if claimed.rows:
+            self._remember(request.claim, claimed.rows)
+        if request.suspects:
             return claimed
         if is_full:
-            self._schedule_full_scan(start)
-        elif not claimed.rows and start - self._scan.last_full >= _IDLE_SCAN_INTERVAL:
-            self._scan.next_full = start
-            return await self._claim(limit, claim, session, visibility, suspects=False)
+            self._schedule_full_scan(scan, start)
+        elif not claimed.rows and start - scan.last_full >= _IDLE_SCAN_INTERVAL:
+            scan.next_full = start
+            return await self._claim(request)
         return claimed
 
-    def _schedule_full_scan(self, start: Mono) -> None:
+    def _schedule_full_scan(self, scan: _ScanState, start: Mono) -> None:
         now = self._clock.mono()
-        self._scan.last_full = now
-        self._scan.next_full = now + max(_BUSY_SCAN_INTERVAL, _SCAN_SHARE * (now - start))
+        scan.last_full = now
+        scan.next_full = now + max(_BUSY_SCAN_INTERVAL, _SCAN_SHARE * (now - start))
+
+    def _remember(self, claim: str, rows: Sequence[ClaimedRow]) -> None:
+        self._unsettled[claim] = [row[0] for row in rows]
+        if len(self._unsettled) > _MAX_UNSETTLED:
+            del self._unsettled[next(iter(self._unsettled))]
 
     async def _claim_once(
-        self,
-        limit: int,
-        claim: str,
-        session: str,
-        visibility: float,
-        *,
-        suspects: bool,
-        is_full: bool,
+        self, request: ClaimRequest, scan: _ScanState, *, is_full: bool
     ) -> ClaimedRows:
+        tasks = request.tasks
         parameters = {
             "queue": self.queue,
-            "claim": claim,
-            "session": session,
-            "visibility": float(visibility),
-            "limit": limit,
-            "suspects": suspects,
-            "floor": 0 if is_full else self._scan.floor,
+            "claim": request.claim,
+            "session": request.session,
+            "visibility": float(request.visibility),
+            "limit": request.limit,
+            "suspects": request.suspects,
+            "tasks": None if tasks is None else as_array(sorted(tasks)),
+            "max_bytes": _MAX_CLAIM_BYTES,
+            "floor": 0 if is_full else scan.floor,
             "since": None if is_full else _SINCE,
         }
         try:
             rows = await self._run("claim", parameters)
         except OutcomeUnknown as unknown:
-            return await self._find_claimed(claim, visibility, unknown)
-        lowest, has_suspects, due, lapse = rows[0][:4]
+            return await self._find_claimed(request, unknown)
+        lowest, found, has_suspects, due, lapse = rows[0][:5]
         if lowest is not None:
-            self._scan.floor = lowest
-        claimed = [row[5:] for row in rows if row[4] is not None]
-        return ClaimedRows(claimed, has_suspects, due, lapse)
+            scan.floor = lowest
+        claimed = [row[6:] for row in rows if row[5] is not None]
+        more = found >= request.limit or found > len(claimed)
+        return ClaimedRows(claimed, has_suspects, due, lapse, more)
 
-    async def _find_claimed(
-        self, claim: str, visibility: float, unknown: OutcomeUnknown
-    ) -> ClaimedRows:
+    async def _find_claimed(self, request: ClaimRequest, unknown: OutcomeUnknown) -> ClaimedRows:
         """Return the messages of a claim whose reply was lost."""
         try:
-            rows = await self._run("find_claimed", {"queue": self.queue, "claim": claim})
+            rows = await self._run("find_claimed", {"claim": request.claim})
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from unknown
         if not rows:
             raise Unavailable(self.topic, unknown.detail) from unknown
-        return ClaimedRows([row[1:] for row in rows], suspects=False, due=0.0, lapse=visibility)
+        return ClaimedRows(
+            rows, suspects=False, due=0.0, lapse=request.visibility, more=len(rows) >= request.limit
+        )
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
-        columns = {
-            "ids": as_array([row.id for row in batch]),
-            "claims": as_array([row.claim for row in batch]),
-            "targets": as_array([row.target for row in batch]),
-            "marks": as_array([row.mark for row in batch]),
-            "delays": as_array([float(row.delay) for row in batch]),
-            "returns": as_array([row.back for row in batch]),
-            "errors": as_array([row.error for row in batch]),
-        }
-        settled = {name for (name,) in await self._run("settle", columns)}
-        if rest := [row for row in batch if row.id not in settled]:
-            try:
-                settled |= await self._find_settled(rest)
-            except (Misconfigured, Unavailable) as error:
-                if not settled:
-                    raise
-                # These errors would say that nothing was done.
-                raise OutcomeUnknown(self.topic, str(error)) from error
-        return settled
+        ids, claims = [row.id for row in batch], [row.claim for row in batch]
+        unsettled = [self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)]
+        columns = _find_claims(ids, claims)
+        if any(row.move != "complete" or row.error is not None for row in batch):
+            columns |= {
+                "outcomes": as_array([_OUTCOMES[row.move] for row in batch]),
+                "states": as_array([row.target for row in batch]),
+                "delays": as_array([float(row.delay) for row in batch]),
+                "returns": as_array([row.back for row in batch]),
+                "errors": as_array([row.error for row in batch]),
+            }
+            return {name for (name,) in await self._run("settle", columns)}
+        is_whole = len(unsettled) == 1 and sorted(unsettled[0]) == sorted(ids)
+        if is_whole and await self._complete_claim(claims[0], unsettled[0]):
+            return {*ids}
+        return {name for (name,) in await self._run("complete", columns)}
 
-    async def _find_settled(self, batch: Sequence[SettlementRow]) -> set[str]:
-        """Return the ids of the messages whose claims were settled so before."""
-        parameters = {
-            "ids": as_array([row.id for row in batch]),
-            "marks": as_array([row.mark for row in batch]),
-        }
-        return {name for (name,) in await self._run("was_settled", parameters)}
+    async def _complete_claim(self, claim: str, ids: Sequence[str]) -> bool:
+        """Complete all messages of a claim; False means that nothing was done."""
+        return bool(await self._run("complete_claim", {"claim": claim, "ids": as_array(ids)}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        parameters = {
-            "ids": as_array([receipt.id for receipt in receipts]),
-            "claims": as_array([receipt.claim for receipt in receipts]),
-            "visibility": float(visibility),
-        }
+        columns = _find_claims(
+            [receipt.id for receipt in receipts], [receipt.claim for receipt in receipts]
+        )
+        parameters = {**columns, "visibility": float(visibility)}
         extended = {name for (name,) in await self._run_repeatable("extend", parameters)}
         return [receipt.id in extended for receipt in receipts]
 
@@ -250,11 +276,13 @@ class PostgresBackend(SqlBackend):
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
         parameters = {"queue": self.queue, "state": state, "after": after, "limit": limit}
-        return await self._run_repeatable("browse_live", parameters)
+        name = "browse_claimed" if state == "claimed" else "browse_live"
+        return await self._run_repeatable(name, parameters)
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         parameters = {"queue": self.queue, "state": state, "after": after, "limit": limit}
-        return await self._run_repeatable("browse_finished", parameters)
+        name = "browse_completed" if state == "completed" else "browse_finished"
+        return await self._run_repeatable(name, parameters)
 
     async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._run_repeatable("count", {"queue": self.queue})
@@ -284,14 +312,25 @@ class PostgresBackend(SqlBackend):
         return bool(await self._run_repeatable("resume", {"queue": self.queue}))
 
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
-        parameters = {
-            "queue": self.queue,
-            "state": state,
-            "older_than": float(older_than),
-            "limit": limit,
-        }
-        ((count,),) = await self._run("forget", parameters)
-        return int(count)
+        parameters = {"queue": self.queue, "older_than": float(older_than), "limit": limit}
+        ((count,),) = await self._run("forget", {**parameters, "state": state})
+        if state != "completed" or count >= limit:
+            return int(count)
+        return int(count) + await self._forget_claims(parameters)
+
+    async def _forget_claims(self, parameters: Mapping[str, Any]) -> int:
+        """Forget completed messages, and claims that nobody asks about; count the messages."""
+        is_old = parameters["older_than"] >= _ANSWERS_TTL
+        ((closed,),) = await self._run(
+            "forget_claims" if is_old else "forget_completed", parameters
+        )
+        ((single,),) = await self._run("forget_in_claims", parameters)
+        kept = max(parameters["older_than"], _ANSWERS_TTL)
+        is_more = True
+        while is_more:
+            ((removed,),) = await self._run("forget_answers", {**parameters, "older_than": kept})
+            is_more = removed >= parameters["limit"]
+        return int(closed + single)
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         return await self._access.run(self._sql[name], parameters, self.topic)
@@ -337,6 +376,17 @@ class PostgresQueueDirectory(QueueDirectory):
             return await self._access.run(self._sql[name], parameters, TOPIC)
         except OutcomeUnknown as unknown:
             raise Unavailable(TOPIC, unknown.detail) from unknown
+
+
+def _find_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return the parameters that find claims by the ids of their messages."""
+    return {"ids": as_array(ids), "low": min(ids), "high": max(ids)}
+
+
+def _find_claims(ids: Sequence[str], claims: Sequence[str]) -> dict[str, str]:
+    """Return the parameters that find messages in claims. Each claim is looked up once."""
+    distinct = list(dict.fromkeys(claims))
+    return {"ids": as_array(ids), "claims": as_array(claims), "distinct": as_array(distinct)}
 
 
 def _fill_in_schema(schema: str) -> dict[str, str]:

@@ -1,10 +1,14 @@
 -- Statements on the messages in a PostgreSQL schema. Each is one transaction for a batch. See
 -- postgres.py. {schema} is the quoted name of the schema.
 --
--- A claim skips rows that others have locked and never waits. It does not read below `floor`, the
--- lowest position that was ready, nor before `since`, when every due message had been claimed. Behind
--- these, an index has only entries of deleted rows, which stay as long as the oldest transaction of
--- the whole server lasts.
+-- A claim moves messages from `jobsync_message` into one row of `jobsync_claim`, and skips rows that
+-- others have locked, so it never waits. It does not read below `floor`, the lowest position that was
+-- ready, nor before `since`, when every due message had been claimed. Behind these, an index has only
+-- entries of deleted rows, which stay as long as the oldest transaction of the whole server lasts.
+--
+-- A statement that ends claims has three parts: `claims` locks their rows, `places` has each of their
+-- messages as this statement leaves it, and the fragment `end_places` writes that. The letters of
+-- outcomes are explained in the schema.
 
 -- fragment: is_open
 -- Whether the queue is not paused. Evaluated once in a statement.
@@ -14,13 +18,17 @@ NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
 format <= 1
 
+-- fragment: is_wanted
+-- Whether the caller wants messages of this task.
+(%(tasks)s::text[] IS NULL OR task = ANY (%(tasks)s::text[]))
+
 -- fragment: next_delivery
 -- The number of the next delivery. A counter at its end stays there; the message is then set aside.
 CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
 
 -- fragment: attempt
 -- The number of the current attempt, whatever somebody has written into the counters.
-greatest(0, least(2147483647, m.deliveries::bigint - m.returned))
+greatest(0, least(2147483647, p.deliveries::bigint - p.returned))
 
 -- fragment: now
 -- The time. Evaluated once in a statement, so that an index can be used.
@@ -30,43 +38,98 @@ greatest(0, least(2147483647, m.deliveries::bigint - m.returned))
 -- The earliest time at which a claim looks for due messages. A full scan has no `since`.
 coalesce({now} - %(since)s::float8 * interval '1 second', '-infinity')
 
--- fragment: message
--- A claimed message.
-id, payload, deliveries, returned, max_attempts, timeout, suspect,
-extract(epoch FROM enqueued)::float8
+-- fragment: in_claim
+-- The messages of the claim `c`. If arrays have different lengths because somebody has changed them,
+-- a missing item is read as one that fails no statement.
+CROSS JOIN LATERAL (
+  SELECT place, id, coalesce(outcome, 'o') AS outcome, coalesce(position, 0) AS position,
+    coalesce(payload, '') AS payload, coalesce(deliveries, 0) AS deliveries,
+    coalesce(returned, 0) AS returned, coalesce(max_attempts, 1) AS max_attempts, timeout,
+    coalesce(errors, '') AS errors, coalesce(enqueued, c.claimed) AS enqueued,
+    coalesce(task, '') AS task, coalesce(due, c.due) AS due, finished
+  FROM unnest(
+    c.ids, string_to_array(c.outcomes, NULL), c.positions, c.payloads, c.deliveries, c.returned,
+    c.max_attempts, c.timeouts, c.errors, c.enqueued, c.tasks, c.dues, c.finished
+  ) WITH ORDINALITY AS u (
+    id, outcome, position, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
+    task, due, finished, place
+  )
+) AS p
 
 -- fragment: kept_errors
 -- The errors of a message so far. Of very many the latest are kept, from the start of a line: each new
 -- one rewrites the row, and a row has an end.
-CASE WHEN length(m.errors) > 400000
-  THEN substr(right(m.errors, 200000), strpos(right(m.errors, 200000), E'\n') + 1)
-  ELSE m.errors END
-
--- fragment: finish
--- Move the rows of `gone` to the finished messages. Completed messages keep no payload.
-INSERT INTO {schema}.jobsync_finished (
-  id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
-  enqueued, format
-)
-SELECT id, queue, target, CASE WHEN target <> 'completed' THEN payload END, deliveries, returned,
-  max_attempts, timeout, session, left(concat_ws(' ', mark, trail), 120),
-  {kept_errors} || coalesce(line, ''), enqueued, format
-FROM gone AS m
+CASE WHEN length(p.errors) > 400000
+  THEN substr(right(p.errors, 200000), strpos(right(p.errors, 200000), E'\n') + 1)
+  ELSE p.errors END
 
 -- fragment: error_line
--- One line of JSON for the errors of a message, if there is an error.
-CASE WHEN g.error IS NOT NULL THEN json_build_object(
+-- One line of JSON for the errors of a message.
+json_build_object(
   'attempt', {attempt}, 'error', g.error::json,
-  'at', extract(epoch FROM clock_timestamp())::float8, 'session', m.session
-)::text || E'\n' END
+  'at', extract(epoch FROM clock_timestamp())::float8, 'session', c.session
+)::text || E'\n'
 
--- fragment: live
--- A message that is not finished, for display.
-queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect,
+-- fragment: end_places
+-- Write the outcomes of `places`: messages that wait again, finished ones, and the rows of the claims.
+-- The errors of a completed message stay in the claim's row.
+put AS (
+  INSERT INTO {schema}.jobsync_message (
+    id, position, queue, state, due, payload, deliveries, returned, max_attempts, timeout, suspect,
+    errors, enqueued, format, task
+  )
+  SELECT id, position, queue, state, next_due, payload, deliveries, next_returned, max_attempts,
+    timeout, is_suspect, next_errors, enqueued, format, task
+  FROM places WHERE is_ended AND state = 'waiting' AND id IS NOT NULL ORDER BY place
+  -- Only if somebody has written the same id twice.
+  ON CONFLICT (id) DO NOTHING
+), kept AS (
+  INSERT INTO {schema}.jobsync_finished (
+    id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, errors,
+    enqueued, format, task
+  )
+  SELECT id, queue, state, payload, deliveries, returned, max_attempts, timeout, session,
+    next_errors, enqueued, format, task
+  FROM places WHERE is_ended AND state IN ('cancelled', 'dead') AND id IS NOT NULL
+  ON CONFLICT (id) DO NOTHING
+), ended AS (
+  SELECT claim, string_agg(outcome, '' ORDER BY place) AS outcomes,
+    count(*) FILTER (WHERE outcome = 'o') AS open,
+    count(*) FILTER (WHERE outcome = 'c') AS completed, min(due) FILTER (WHERE outcome = 'o') AS due,
+    array_agg(finished ORDER BY place) AS finished,
+    CASE WHEN bool_or(is_ended AND outcome = 'c' AND errors <> next_errors)
+      THEN array_agg(CASE WHEN outcome = 'c' THEN next_errors ELSE errors END ORDER BY place)
+    END AS errors
+  FROM places GROUP BY claim HAVING bool_or(is_ended)
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c
+  SET outcomes = e.outcomes, open = e.open, completed = e.completed, finished = e.finished,
+    errors = coalesce(e.errors, c.errors), due = coalesce(e.due, c.due),
+    closed = CASE WHEN e.open = 0 THEN clock_timestamp() END,
+    payloads = CASE WHEN e.open > 0 THEN c.payloads END
+  FROM ended AS e WHERE c.claim = e.claim
+)
+
+-- fragment: waiting
+-- A message that is not claimed, for display.
+queue, id, state, payload, deliveries, returned, max_attempts, errors, '', suspect,
 extract(epoch FROM enqueued)::float8,
-CASE WHEN state <> 'ready' THEN extract(epoch FROM due)::float8 END,
-CASE WHEN state = 'claimed' THEN extract(epoch FROM claimed)::float8 END,
-NULL::float8, extract(epoch FROM clock_timestamp())::float8, format, position::text
+CASE WHEN state <> 'ready' THEN extract(epoch FROM due)::float8 END, NULL::float8, NULL::float8,
+extract(epoch FROM clock_timestamp())::float8, format, position::text
+
+-- fragment: claimed
+-- A claimed message, for display.
+c.queue, p.id, 'claimed', p.payload, p.deliveries, p.returned, p.max_attempts, p.errors, c.session,
+c.is_suspect, extract(epoch FROM p.enqueued)::float8, extract(epoch FROM p.due)::float8,
+extract(epoch FROM c.claimed)::float8, NULL::float8,
+extract(epoch FROM clock_timestamp())::float8, c.format, p.position::text
+
+-- fragment: completed
+-- A completed message in the row of its claim, for display.
+c.queue, p.id, 'completed', NULL::text, p.deliveries, p.returned, p.max_attempts, p.errors,
+c.session, false, extract(epoch FROM p.enqueued)::float8, NULL::float8, NULL::float8,
+extract(epoch FROM p.finished)::float8, extract(epoch FROM clock_timestamp())::float8, c.format,
+extract(epoch FROM p.finished)::text || ' ' || p.id
 
 -- fragment: finished
 -- A finished message, for display.
@@ -75,26 +138,67 @@ extract(epoch FROM enqueued)::float8, NULL::float8, NULL::float8,
 extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8, format,
 extract(epoch FROM finished)::text || ' ' || id
 
+-- fragment: after_time
+-- The time of the cursor for finished messages.
+'epoch'::timestamptz
+  + coalesce(nullif(split_part(%(after)s, ' ', 1), ''), '0')::numeric * interval '1 second'
+
+-- fragment: after
+-- The cursor for finished messages, as time and id.
+({after_time}, split_part(%(after)s, ' ', 2))
+
+-- fragment: forget_before
+-- The time before which finished messages are removed.
+{now} - %(older_than)s * interval '1 second'
+
+-- fragment: old_claims
+-- The claims with completed messages that were closed long ago: whole claims, until there are as many
+-- messages as requested.
+SELECT claim FROM (
+  SELECT claim, sum(completed) OVER (ORDER BY closed, claim) - completed AS completed_before
+  FROM (
+    SELECT claim, closed, completed FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed < {forget_before} AND completed > 0 AND {is_known}
+    ORDER BY closed LIMIT %(limit)s
+  ) AS c
+) AS c WHERE completed_before < %(limit)s
+
+-- fragment: has_any_id
+-- Whether a claim has any of these ids.
+high >= %(low)s AND low <= %(high)s AND ids && %(ids)s::text[]
+
 -- fragment: push_many
--- Add messages in order.
-WITH done AS (
-  INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout)
-  SELECT %(queue)s, id, CASE WHEN delay > 0 THEN 'waiting' ELSE 'ready' END,
-    clock_timestamp() + delay * interval '1 second', payload, max_attempts, timeout
-  FROM unnest(
+-- Add messages in order. If any of them is in flight they are added twice, so that the index of ids
+-- refuses them.
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest(
     %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(max_attempts)s::integer[],
-    %(timeouts)s::float8[]
-  ) WITH ORDINALITY AS t (id, payload, delay, max_attempts, timeout, place)
+    %(timeouts)s::float8[], %(tasks)s::text[]
+  ) WITH ORDINALITY AS t (id, payload, delay, max_attempts, timeout, task, place)
+), done AS (
+  INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
+  SELECT %(queue)s, id, CASE WHEN delay > 0 THEN 'waiting' ELSE 'ready' END,
+    clock_timestamp() + delay * interval '1 second', payload, max_attempts, timeout, task
+  FROM (
+    SELECT * FROM given
+    UNION ALL
+    SELECT * FROM given WHERE EXISTS (
+      SELECT 1 FROM {schema}.jobsync_claim WHERE closed IS NULL AND {has_any_id}
+    )
+  ) AS t
   ORDER BY place RETURNING 1
 )
 
 -- fragment: insert_one
 -- Add one message, in a form that is planned only once.
-INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout)
-VALUES (
-  %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
-  clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s
-) RETURNING 1
+INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
+SELECT %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
+  clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s,
+  %(task)s
+FROM generate_series(1, CASE WHEN EXISTS (
+  SELECT 1 FROM {schema}.jobsync_claim
+  WHERE closed IS NULL AND high >= %(id)s AND low <= %(id)s AND %(id)s = ANY (ids)
+) THEN 2 ELSE 1 END) RETURNING 1
 
 -- fragment: notify
 -- Notify the listeners of a topic.
@@ -124,165 +228,294 @@ WITH done AS (
 -- Whether any of these messages exists, finished or not. A push is one transaction, so one message
 -- proves all.
 SELECT EXISTS (SELECT 1 FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[]))
-    OR EXISTS (SELECT 1 FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]));
+    OR EXISTS (
+      SELECT 1 FROM {schema}.jobsync_claim
+      WHERE closed IS NULL AND {has_any_id}
+    )
+    OR EXISTS (SELECT 1 FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]))
+    OR EXISTS (
+      SELECT 1 FROM {schema}.jobsync_claim
+      WHERE closed IS NOT NULL AND {has_any_id}
+    );
 
 -- name: claim
--- Claim due messages: those that waited, then new ones in their order. Each row starts with the
--- lowest position that was ready, whether there are suspects to claim, and the seconds until the next
--- delay ends and the next claim lapses; it has no message if nothing was claimed.
+-- Claim due messages: those that waited, then new ones in their order. A claim ends early if its
+-- messages are large. Each row starts with the lowest position that was ready, how many messages were
+-- found, whether there are suspects to claim, and the seconds until the next delay ends and the next
+-- claim lapses; it has no message if nothing was claimed.
 WITH late AS MATERIALIZED (
-  SELECT ctid AS place FROM {schema}.jobsync_message
+  SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size
+  FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {earliest} AND {is_known} AND {is_open}
+  AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), fresh AS MATERIALIZED (
-  SELECT ctid AS place, position FROM {schema}.jobsync_message
+  SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size, position
+  FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'ready' AND position >= %(floor)s AND NOT %(suspects)s
-  AND {is_known} AND {is_open}
+  AND {is_known} AND {is_wanted} AND {is_open}
   ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
+), found AS (
+  SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS size_before
+  FROM (SELECT place, size FROM late UNION ALL SELECT place, size FROM fresh) AS f
 ), taken AS (
-  UPDATE {schema}.jobsync_message
-  SET state = 'claimed', deliveries = {next_delivery}, claim = %(claim)s,
-    session = %(session)s,
-    due = clock_timestamp() + %(visibility)s * interval '1 second', claimed = clock_timestamp()
+  DELETE FROM {schema}.jobsync_message
   -- They are locked: no other transaction moves them meanwhile.
-  WHERE ctid = ANY (ARRAY (SELECT place FROM late UNION ALL SELECT place FROM fresh))
-  RETURNING position, {message}
+  WHERE ctid = ANY (ARRAY (SELECT place FROM found WHERE size_before < %(max_bytes)s))
+  RETURNING position, id, payload, {next_delivery} AS deliveries, returned, max_attempts, timeout,
+    errors, enqueued, task
+), written AS (
+  INSERT INTO {schema}.jobsync_claim (
+    claim, queue, session, claimed, due, is_suspect, open, low, high, outcomes, ids, positions,
+    payloads, deliveries, returned, max_attempts, timeouts, errors, enqueued, tasks
+  )
+  SELECT %(claim)s, %(queue)s, %(session)s, clock_timestamp(),
+    clock_timestamp() + %(visibility)s * interval '1 second', %(suspects)s, count(*), min(id),
+    max(id), repeat('o', count(*)::integer), array_agg(id), array_agg(position), array_agg(payload),
+    array_agg(deliveries), CASE WHEN bool_or(returned <> 0) THEN array_agg(returned) END,
+    array_agg(max_attempts), CASE WHEN bool_or(timeout IS NOT NULL) THEN array_agg(timeout) END,
+    CASE WHEN bool_or(errors <> '') THEN array_agg(errors) END, array_agg(enqueued),
+    CASE WHEN bool_or(task <> '') THEN array_agg(task) END
+  FROM (SELECT * FROM taken ORDER BY position) AS t HAVING count(*) > 0
 ), rest AS (
-  SELECT (SELECT min(position) FROM fresh) AS lowest,
+  SELECT (SELECT min(position) FROM fresh) AS lowest, (SELECT count(*) FROM found) AS found,
     EXISTS (
       SELECT 1 FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
-      AND due >= {earliest} AND {is_known} AND {is_open}
+      AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open}
     ) AS suspects,
     -- Not the difference of two times: a time may be infinite, and the difference may not.
     extract(epoch FROM least(
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND due > {now}
-       AND {is_known} ORDER BY due LIMIT 1),
+       AND {is_known} AND {is_wanted} ORDER BY due LIMIT 1),
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
-       AND {is_known} ORDER BY due LIMIT 1)
+       AND {is_known} AND {is_wanted} ORDER BY due LIMIT 1)
     ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS due,
     extract(epoch FROM (
-      SELECT due FROM {schema}.jobsync_message
-      WHERE queue = %(queue)s AND state = 'claimed'
-      AND due >= {earliest} AND {is_known}
+      SELECT due FROM {schema}.jobsync_claim
+      WHERE queue = %(queue)s AND closed IS NULL AND due >= {earliest} AND {is_known}
       ORDER BY due LIMIT 1
     ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
 )
-SELECT rest.*, taken.* FROM rest LEFT JOIN taken ON true ORDER BY taken.position;
+SELECT rest.*, position, id, payload, deliveries, returned, max_attempts, timeout, %(suspects)s,
+  extract(epoch FROM enqueued)::float8
+FROM rest LEFT JOIN taken ON true ORDER BY position;
 
 -- name: find_claimed
 -- The messages of a claim whose reply was lost.
-SELECT position, {message} FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND state = 'claimed' AND claim = %(claim)s ORDER BY position;
+SELECT p.id, p.payload, p.deliveries, p.returned, p.max_attempts, p.timeout, c.is_suspect,
+  extract(epoch FROM p.enqueued)::float8
+FROM {schema}.jobsync_claim AS c {in_claim}
+WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
+
+-- name: complete_claim
+-- Complete all messages of a claim, none of which was settled before. This is the common case, and by
+-- far the cheapest one for claims of a few messages.
+UPDATE {schema}.jobsync_claim
+SET outcomes = repeat('c', open), open = 0, completed = open,
+  finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
+WHERE claim = %(claim)s AND ids = %(ids)s::text[] AND outcomes = repeat('o', cardinality(ids))
+RETURNING 1;
+
+-- name: complete
+-- Complete messages; return the ids of those that are completed, by this statement or an earlier one.
+-- It reads no payloads.
+WITH claims AS MATERIALIZED (
+  SELECT claim, ids, outcomes, dues, finished FROM {schema}.jobsync_claim
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
+), places AS MATERIALIZED (
+  SELECT c.claim, p.place, p.id, p.due, g.id IS NOT NULL AS is_given,
+    g.id IS NOT NULL AND p.outcome = 'o' AS is_ended,
+    CASE WHEN g.id IS NOT NULL AND p.outcome = 'o' THEN 'c' ELSE p.outcome END AS outcome,
+    CASE WHEN g.id IS NOT NULL AND p.outcome = 'o' THEN clock_timestamp() ELSE p.finished END
+      AS finished
+  FROM claims AS c CROSS JOIN LATERAL (
+    SELECT id, coalesce(outcome, 'o') AS outcome, due, finished, place
+    FROM unnest(c.ids, string_to_array(c.outcomes, NULL), c.dues, c.finished)
+      WITH ORDINALITY AS u (id, outcome, due, finished, place)
+  ) AS p
+  LEFT JOIN unnest(%(ids)s::text[], %(claims)s::text[]) AS g (id, claim)
+  ON g.claim = c.claim AND g.id = p.id
+), ended AS (
+  SELECT claim, string_agg(outcome, '' ORDER BY place) AS outcomes,
+    count(*) FILTER (WHERE outcome = 'o') AS open,
+    count(*) FILTER (WHERE outcome = 'c') AS completed, min(due) FILTER (WHERE outcome = 'o') AS due,
+    array_agg(finished ORDER BY place) AS finished
+  FROM places GROUP BY claim HAVING bool_or(is_ended)
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c
+  SET outcomes = e.outcomes, open = e.open, completed = e.completed, finished = e.finished,
+    due = coalesce(e.due, c.due), closed = CASE WHEN e.open = 0 THEN clock_timestamp() END,
+    payloads = CASE WHEN e.open > 0 THEN c.payloads END
+  FROM ended AS e WHERE c.claim = e.claim
+)
+SELECT id FROM places WHERE is_given AND outcome IN ('c', 'f');
 
 -- name: settle
--- End claims as given; return the ids of the messages whose claims were ended.
-WITH given AS (
-  SELECT * FROM unnest(
-    %(ids)s::text[], %(claims)s::text[], %(targets)s::text[], %(marks)s::text[],
+-- End claims as given; return the ids of the messages whose claims were ended so, by this statement or
+-- an earlier one.
+WITH claims AS MATERIALIZED (
+  SELECT * FROM {schema}.jobsync_claim
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
+), places AS MATERIALIZED (
+  SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due,
+    g.outcome AS wanted, g.state, false AS is_suspect,
+    g.id IS NOT NULL AND p.outcome = 'o' AS is_ended,
+    CASE WHEN p.outcome = 'o' THEN coalesce(g.outcome, 'o') ELSE p.outcome END AS outcome,
+    CASE WHEN p.outcome = 'o' AND g.id IS NOT NULL THEN clock_timestamp() ELSE p.finished END
+      AS finished,
+    clock_timestamp() + g.delay * interval '1 second' AS next_due,
+    CASE WHEN p.returned < 2147483647 THEN p.returned + g.back ELSE p.returned END
+      AS next_returned,
+    {kept_errors} || CASE WHEN g.error IS NOT NULL THEN {error_line} ELSE '' END AS next_errors
+  FROM claims AS c {in_claim}
+  LEFT JOIN unnest(
+    %(ids)s::text[], %(claims)s::text[], %(outcomes)s::text[], %(states)s::text[],
     %(delays)s::float8[], %(returns)s::integer[], %(errors)s::text[]
-  ) AS t (id, claim, target, mark, delay, back, error)
-), locked AS MATERIALIZED (
-  SELECT g.* FROM given AS g JOIN {schema}.jobsync_message AS m
-  ON m.id = g.id AND m.claim = g.claim AND m.state = 'claimed'
-  ORDER BY m.id FOR UPDATE OF m
-), gone AS (
-  DELETE FROM {schema}.jobsync_message AS m USING locked AS g
-  WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' AND g.target <> 'waiting'
-  RETURNING m.*, g.target, g.mark, {error_line} AS line
-), kept AS (
-  {finish}
-), put AS (
-  UPDATE {schema}.jobsync_message AS m
-  SET state = 'waiting', due = clock_timestamp() + g.delay * interval '1 second',
-    returned = CASE WHEN m.returned < 2147483647 THEN m.returned + g.back ELSE m.returned END,
-    suspect = false, claim = '', session = '',
-    trail = left(concat_ws(' ', g.mark, m.trail), 120), errors = {kept_errors} || coalesce({error_line}, '')
-  FROM locked AS g
-  WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' AND g.target = 'waiting'
-  RETURNING m.id
-)
-SELECT id FROM gone UNION ALL SELECT id FROM put;
-
--- name: was_settled
--- Which of these claims were settled in these ways before.
-SELECT g.id FROM unnest(%(ids)s::text[], %(marks)s::text[]) AS g (id, mark)
-WHERE EXISTS (
-  SELECT 1 FROM {schema}.jobsync_message AS m WHERE m.id = g.id AND strpos(m.trail, g.mark) > 0
-) OR EXISTS (
-  SELECT 1 FROM {schema}.jobsync_finished AS m WHERE m.id = g.id AND strpos(m.trail, g.mark) > 0
-);
+  ) AS g (id, claim, outcome, state, delay, back, error) ON g.claim = c.claim AND g.id = p.id
+), {end_places}
+SELECT id FROM places WHERE outcome = wanted OR (outcome = 'f' AND wanted = 'c');
 
 -- name: extend
 -- Extend claims; never shorten them.
-UPDATE {schema}.jobsync_message AS m
-SET due = greatest(m.due, clock_timestamp() + %(visibility)s * interval '1 second')
-FROM unnest(%(ids)s::text[], %(claims)s::text[]) AS g (id, claim)
-WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' RETURNING m.id;
+WITH claims AS MATERIALIZED (
+  SELECT claim, due, ids, outcomes, dues FROM {schema}.jobsync_claim
+  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
+), places AS MATERIALIZED (
+  SELECT c.claim, p.place, p.id, p.is_open, p.is_open AND g.id IS NOT NULL AS is_extended,
+    CASE WHEN p.is_open AND g.id IS NOT NULL
+      THEN greatest(p.due, {now} + %(visibility)s * interval '1 second') ELSE p.due
+    END AS due
+  FROM claims AS c CROSS JOIN LATERAL (
+    SELECT id, coalesce(outcome, 'o') = 'o' AS is_open, coalesce(due, c.due) AS due, place
+    FROM unnest(c.ids, string_to_array(c.outcomes, NULL), c.dues)
+      WITH ORDINALITY AS u (id, outcome, due, place)
+  ) AS p
+  LEFT JOIN unnest(%(ids)s::text[], %(claims)s::text[]) AS g (id, claim)
+  ON g.claim = c.claim AND g.id = p.id
+), extended AS (
+  SELECT claim, min(due) FILTER (WHERE is_open) AS first, max(due) FILTER (WHERE is_open) AS last,
+    array_agg(due ORDER BY place) AS dues
+  FROM places GROUP BY claim HAVING bool_or(is_extended)
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c
+  SET due = e.first, dues = CASE WHEN e.first < e.last THEN e.dues END
+  FROM extended AS e WHERE c.claim = e.claim
+)
+SELECT id FROM places WHERE is_extended;
 
 -- name: end_claims
 -- End the claims that lapsed and those of dead sessions. A message that was a suspect has spent an
 -- attempt and may be dead; the others become suspects.
-WITH ended AS MATERIALIZED (
-  SELECT id, session, {attempt} AS attempt, suspect,
-    suspect AND {attempt} >= max_attempts AS spent,
-    CASE WHEN suspect THEN %(lapsed)s ELSE %(spared)s END AS error
-  FROM {schema}.jobsync_message AS m
-  WHERE queue = %(queue)s AND state = 'claimed'
-  AND (due <= {now} OR session = ANY (%(dead)s::text[])) AND id <> ALL (%(keep)s::text[])
-  AND {is_known}
-  ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-), gone AS (
-  DELETE FROM {schema}.jobsync_message AS m USING ended AS g
-  WHERE m.id = g.id AND g.spent
-  RETURNING m.*, 'dead' AS target, NULL AS mark, {error_line} AS line
-), kept AS (
-  {finish}
-), put AS (
-  UPDATE {schema}.jobsync_message AS m
-  SET state = 'waiting', due = clock_timestamp(), suspect = true,
-    returned = m.returned + (NOT g.suspect AND m.returned < 2147483647)::integer,
-    claim = '', session = '', errors = {kept_errors} || {error_line}
-  FROM ended AS g WHERE m.id = g.id AND NOT g.spent
-)
-SELECT id, CASE WHEN spent THEN 'dead' ELSE 'waiting' END, attempt, session FROM ended;
+WITH lapsed AS (
+  SELECT claim, sum(open) OVER (ORDER BY due, claim) - open AS open_before
+  FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed IS NULL
+  AND (due <= {now} OR session = ANY (%(dead)s::text[])) AND {is_known}
+), claims AS MATERIALIZED (
+  SELECT * FROM {schema}.jobsync_claim
+  WHERE claim = ANY (ARRAY (SELECT claim FROM lapsed WHERE open_before < %(limit)s))
+  ORDER BY claim FOR UPDATE SKIP LOCKED
+), places AS MATERIALIZED (
+  SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, {attempt} AS attempt,
+    true AS is_suspect, g.is_ended,
+    CASE WHEN c.is_suspect AND {attempt} >= p.max_attempts THEN 'dead' ELSE 'waiting' END AS state,
+    CASE WHEN g.is_ended THEN 'l' ELSE p.outcome END AS outcome,
+    CASE WHEN g.is_ended THEN clock_timestamp() ELSE p.finished END AS finished,
+    clock_timestamp() AS next_due,
+    p.returned + (NOT c.is_suspect AND p.returned < 2147483647)::integer AS next_returned,
+    {kept_errors} || {error_line} AS next_errors
+  FROM claims AS c {in_claim} CROSS JOIN LATERAL (
+    SELECT CASE WHEN c.is_suspect THEN %(lapsed)s ELSE %(spared)s END AS error,
+      p.outcome = 'o' AND coalesce(p.id <> ALL (%(keep)s::text[]), true)
+        AND (p.due <= {now} OR c.session = ANY (%(dead)s::text[])) AS is_ended
+  ) AS g
+), {end_places}
+SELECT id, state, attempt, session FROM places WHERE is_ended AND id IS NOT NULL ORDER BY position;
 
 -- name: list_holders
 -- The sessions that hold claims.
-SELECT DISTINCT session FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND state = 'claimed' AND {is_known} ORDER BY session;
+SELECT DISTINCT session FROM {schema}.jobsync_claim
+WHERE queue = %(queue)s AND closed IS NULL AND {is_known} ORDER BY session;
 
 -- name: browse_live
--- List messages in a state, in their order.
-SELECT {live} FROM {schema}.jobsync_message AS m
+-- List messages that are not claimed, in their order.
+SELECT {waiting} FROM {schema}.jobsync_message AS m
 WHERE queue = %(queue)s AND state = %(state)s
 AND m.position > coalesce(nullif(%(after)s, ''), '0')::bigint
 ORDER BY m.position LIMIT %(limit)s;
 
+-- name: browse_claimed
+-- List claimed messages, in their order.
+SELECT {claimed} FROM {schema}.jobsync_claim AS c {in_claim}
+WHERE c.queue = %(queue)s AND c.closed IS NULL AND p.outcome = 'o' AND p.id IS NOT NULL
+AND p.position > coalesce(nullif(%(after)s, ''), '0')::bigint
+ORDER BY p.position LIMIT %(limit)s;
+
+-- name: browse_completed
+-- List completed messages, the oldest first: in claims, and those that older code has completed. The
+-- first claims that were closed, one for each message to list, and claims that began before they ended
+-- have all that is listed.
+SELECT {completed} FROM {schema}.jobsync_claim AS c {in_claim}
+WHERE c.queue = %(queue)s AND c.closed >= {after_time} AND c.completed > 0
+AND c.claimed <= coalesce((
+  SELECT closed FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed >= {after_time} AND completed > 0
+  ORDER BY closed OFFSET %(limit)s LIMIT 1
+), 'infinity') AND p.outcome = 'c' AND p.id IS NOT NULL AND (p.finished, p.id) > {after}
+UNION ALL
+SELECT {completed} FROM {schema}.jobsync_claim AS c {in_claim}
+WHERE c.queue = %(queue)s AND c.closed IS NULL AND c.completed > 0
+AND p.outcome = 'c' AND p.id IS NOT NULL AND (p.finished, p.id) > {after}
+UNION ALL (
+  SELECT {finished} FROM {schema}.jobsync_finished
+  WHERE queue = %(queue)s AND state = 'completed' AND (finished, id) > {after}
+  ORDER BY finished, id LIMIT %(limit)s
+)
+-- By the time and the id.
+ORDER BY 14, 2 LIMIT %(limit)s;
+
 -- name: browse_finished
 -- List finished messages in a state, the oldest first.
 SELECT {finished} FROM {schema}.jobsync_finished
-WHERE queue = %(queue)s AND state = %(state)s
-AND (finished, id) > (
-  'epoch'::timestamptz
-    + coalesce(nullif(split_part(%(after)s, ' ', 1), ''), '0')::numeric * interval '1 second',
-  split_part(%(after)s, ' ', 2)
-)
+WHERE queue = %(queue)s AND state = %(state)s AND (finished, id) > {after}
 ORDER BY finished, id LIMIT %(limit)s;
 
 -- name: find
 -- Find messages of any queue by id.
-SELECT {live} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
+SELECT {waiting} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
+UNION ALL
+SELECT {claimed} FROM unnest(%(ids)s::text[]) AS g (id)
+JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
+WHERE p.id = g.id AND p.outcome = 'o'
+UNION ALL
+SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
+JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
+WHERE p.id = g.id AND p.outcome = 'c'
+UNION ALL
+SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
+JOIN {schema}.jobsync_claim AS c ON c.closed IS NOT NULL AND c.high >= g.id AND c.low <= g.id
+{in_claim}
+WHERE p.id = g.id AND p.outcome = 'c'
 UNION ALL
 SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]);
 
 -- name: list_live
 -- List the messages of a queue that are not finished, by id.
-SELECT {live} FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND id > %(after)s ORDER BY id LIMIT %(limit)s;
+(
+  SELECT {waiting} FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
+) UNION ALL (
+  SELECT {claimed} FROM {schema}.jobsync_claim AS c {in_claim}
+  WHERE c.queue = %(queue)s AND c.closed IS NULL AND c.high > %(after)s AND p.outcome = 'o'
+  AND p.id > %(after)s ORDER BY p.id LIMIT %(limit)s
+)
+-- By the id.
+ORDER BY 2 LIMIT %(limit)s;
 
 -- name: list_dead
 -- List the dead letters of a queue, by id.
@@ -291,8 +524,14 @@ WHERE queue = %(queue)s AND state = 'dead' AND id > %(after)s ORDER BY id LIMIT 
 
 -- name: summarize
 -- Count the messages of all queues by state and session, with the time of the oldest.
-SELECT queue, state, session, count(*), extract(epoch FROM min(enqueued))::float8
-FROM {schema}.jobsync_message GROUP BY queue, state, session
+SELECT queue, state, '', count(*), extract(epoch FROM min(enqueued))::float8
+FROM {schema}.jobsync_message GROUP BY queue, state
+UNION ALL
+SELECT queue, 'claimed', session, sum(open)::bigint, extract(epoch FROM min(claimed))::float8
+FROM {schema}.jobsync_claim WHERE closed IS NULL GROUP BY queue, session
+UNION ALL
+SELECT queue, 'completed', '', sum(completed)::bigint, extract(epoch FROM min(claimed))::float8
+FROM {schema}.jobsync_claim WHERE completed > 0 GROUP BY queue
 UNION ALL
 SELECT queue, state, '', count(*), extract(epoch FROM min(enqueued))::float8
 FROM {schema}.jobsync_finished GROUP BY queue, state;
@@ -312,14 +551,30 @@ DELETE FROM {schema}.jobsync_pause WHERE queue = %(queue)s RETURNING 1;
 
 -- name: count
 -- Count the messages of a queue by state.
-SELECT state, count(*) FROM {schema}.jobsync_message WHERE queue = %(queue)s GROUP BY state
-UNION ALL
-SELECT state, count(*) FROM {schema}.jobsync_finished WHERE queue = %(queue)s GROUP BY state;
+SELECT state, sum(number)::bigint FROM (
+  SELECT state, count(*) FROM {schema}.jobsync_message WHERE queue = %(queue)s GROUP BY state
+  UNION ALL
+  SELECT 'claimed', sum(open) FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed IS NULL
+  UNION ALL
+  SELECT 'completed', sum(completed) FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed IS NULL
+  UNION ALL
+  SELECT 'completed', sum(completed) FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed IS NOT NULL
+  UNION ALL
+  SELECT state, count(*) FROM {schema}.jobsync_finished WHERE queue = %(queue)s GROUP BY state
+) AS counts (state, number) WHERE number > 0 GROUP BY state;
 
 -- name: find_newer
 -- Count the messages of newer code by format.
-SELECT format, count(*) FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND format > 1 GROUP BY format ORDER BY format;
+SELECT format, sum(number)::bigint FROM (
+  SELECT format, count(*) FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND format > 1 GROUP BY format
+  UNION ALL
+  SELECT format, sum(open) FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND format > 1 AND open > 0 GROUP BY format
+) AS counts (format, number) GROUP BY format ORDER BY format;
 
 -- name: redrive
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
@@ -332,34 +587,107 @@ WITH chosen AS MATERIALIZED (
   DELETE FROM {schema}.jobsync_finished AS f USING chosen WHERE f.id = chosen.id RETURNING f.*
 ), done AS (
   INSERT INTO {schema}.jobsync_message (
-    id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, trail, errors,
-    enqueued, format
+    id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
+    format, task
   )
   SELECT id, queue, 'waiting', clock_timestamp(), payload, deliveries, deliveries, max_attempts,
-    timeout, trail, errors, enqueued, format
+    timeout, errors, enqueued, format, task
   FROM gone RETURNING 1
 )
 SELECT count(*) FROM done;
 
 -- name: purge
--- Delete messages in these states.
+-- Delete messages in these states. The rows of claims stay: they answer settlements.
 WITH live AS (
   DELETE FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
 ), finished AS (
   DELETE FROM {schema}.jobsync_finished
   WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
+), claims AS MATERIALIZED (
+  SELECT claim, CASE WHEN 'claimed' = ANY (%(states)s::text[]) THEN open ELSE 0 END AS open,
+    CASE WHEN 'completed' = ANY (%(states)s::text[]) THEN completed ELSE 0 END AS completed
+  FROM {schema}.jobsync_claim WHERE queue = %(queue)s AND {is_known} AND (open > 0 OR completed > 0)
+  ORDER BY claim FOR UPDATE
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c
+  SET outcomes = translate(c.outcomes,
+      CASE WHEN g.open > 0 THEN 'o' ELSE '' END || CASE WHEN g.completed > 0 THEN 'c' ELSE '' END,
+      CASE WHEN g.open > 0 THEN 'p' ELSE '' END || CASE WHEN g.completed > 0 THEN 'f' ELSE '' END),
+    open = c.open - g.open, completed = c.completed - g.completed,
+    closed = coalesce(c.closed, CASE WHEN c.open = g.open THEN clock_timestamp() END),
+    payloads = CASE WHEN c.open > g.open THEN c.payloads END
+  FROM claims AS g WHERE c.claim = g.claim AND (g.open > 0 OR g.completed > 0)
 )
-SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished);
+SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished)
+  + (SELECT coalesce(sum(open + completed), 0) FROM claims);
 
 -- name: forget
 -- Delete messages that were finished long ago.
 WITH old AS MATERIALIZED (
   SELECT id FROM {schema}.jobsync_finished
-  WHERE queue = %(queue)s AND state = %(state)s
-  AND finished < {now} - %(older_than)s * interval '1 second' AND {is_known}
+  WHERE queue = %(queue)s AND state = %(state)s AND finished < {forget_before} AND {is_known}
   ORDER BY finished LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {schema}.jobsync_finished AS f USING old WHERE f.id = old.id RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: forget_claims
+-- Delete claims with completed messages that were closed long ago.
+WITH gone AS (
+  DELETE FROM {schema}.jobsync_claim WHERE claim IN ({old_claims}) RETURNING completed
+)
+SELECT coalesce(sum(completed), 0) FROM gone;
+
+-- name: forget_completed
+-- Forget completed messages whose claims are too young to be deleted: they still answer settlements.
+WITH claims AS MATERIALIZED (
+  SELECT claim, completed FROM {schema}.jobsync_claim WHERE claim IN ({old_claims})
+  ORDER BY claim FOR UPDATE SKIP LOCKED
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c SET outcomes = translate(c.outcomes, 'c', 'f'), completed = 0
+  FROM claims AS g WHERE c.claim = g.claim
+)
+SELECT coalesce(sum(completed), 0) FROM claims;
+
+-- name: forget_in_claims
+-- Forget messages that were completed long ago in claims that were not closed by then.
+WITH claims AS MATERIALIZED (
+  SELECT claim, claimed, outcomes, finished FROM {schema}.jobsync_claim
+  WHERE claim = ANY (ARRAY (
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed IS NULL AND completed > 0 AND {is_known}
+    UNION ALL
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed >= {forget_before} AND claimed < {forget_before}
+    AND completed > 0 AND {is_known}
+  )) ORDER BY claim FOR UPDATE SKIP LOCKED
+), places AS MATERIALIZED (
+  SELECT c.claim, p.place, p.outcome,
+    p.outcome = 'c' AND coalesce(p.finished, c.claimed) < {forget_before} AS is_old
+  FROM claims AS c CROSS JOIN LATERAL unnest(string_to_array(c.outcomes, NULL), c.finished)
+    WITH ORDINALITY AS p (outcome, finished, place)
+), aged AS (
+  SELECT claim, count(*) FILTER (WHERE is_old) AS number,
+    string_agg(CASE WHEN is_old THEN 'f' ELSE coalesce(outcome, 'o') END, '' ORDER BY place)
+      AS outcomes
+  FROM places GROUP BY claim HAVING bool_or(is_old)
+), written AS (
+  UPDATE {schema}.jobsync_claim AS c
+  SET outcomes = a.outcomes, completed = c.completed - a.number
+  FROM aged AS a WHERE c.claim = a.claim RETURNING a.number
+)
+SELECT coalesce(sum(number), 0) FROM written;
+
+-- name: forget_answers
+-- Delete claims without completed messages that were closed long ago. Nobody repeats their settlements
+-- any more.
+WITH old AS MATERIALIZED (
+  SELECT claim FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed < {forget_before} AND completed = 0 AND {is_known}
+  ORDER BY closed LIMIT %(limit)s
+), gone AS (
+  DELETE FROM {schema}.jobsync_claim AS c USING old WHERE c.claim = old.claim RETURNING 1
 )
 SELECT count(*) FROM gone;

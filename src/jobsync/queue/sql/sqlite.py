@@ -26,6 +26,7 @@ from jobsync.queue.sql.common import (
     SPARED,
     ClaimedRow,
     ClaimedRows,
+    ClaimRequest,
     SettlementRow,
     SqlBackend,
     build_connection_error,
@@ -103,6 +104,7 @@ class SqliteBackend(SqlBackend):
                 "payload": payload.decode(),
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
+                "task": message.task,
                 "now": now,
             }
             for message, payload in zip(new_messages, payloads, strict=True)
@@ -112,10 +114,14 @@ class SqliteBackend(SqlBackend):
         ((exists,),) = await self._access.read(SQL["exists"], {"ids": _json(list(ids))})
         return bool(exists)
 
-    async def _claim(
-        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> ClaimedRows:
-        parameters = {"queue": self.queue, "suspects": suspects, "limit": limit}
+    async def _claim(self, request: ClaimRequest) -> ClaimedRows:
+        limit, suspects, tasks = request.limit, request.suspects, request.tasks
+        parameters = {
+            "queue": self.queue,
+            "suspects": suspects,
+            "limit": limit,
+            "tasks": None if tasks is None else _json(sorted(tasks)),
+        }
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
@@ -128,39 +134,42 @@ class SqliteBackend(SqlBackend):
                 rows += connection.execute(SQL["select_ready"], rest).fetchall()
             if rows:
                 values = {
-                    "claim": claim,
-                    "session": session,
-                    "due": mono + visibility,
+                    "claim": request.claim,
+                    "session": request.session,
+                    "due": mono + request.visibility,
                     "boot": boot,
                     "now": parameters["now"],
                     "positions": _json([row[0] for row in rows]),
                 }
                 connection.execute(SQL["claim"], values)
             outlook = connection.execute(SQL["outlook"], parameters).fetchone()
-            return self._build_result([row[1:] for row in sorted(rows)], outlook)
+            return self._build_result([row[1:] for row in sorted(rows)], outlook, limit)
 
         if self._is_idle:
             # A read blocks no writer.
             parameters.update(self._read_delay_time())
             (outlook,) = await self._access.read(SQL["outlook"], parameters)
-            claimed = self._build_result([], outlook)
+            claimed = self._build_result([], outlook, limit)
             if not (outlook[0] or self._has_foreign):
                 return claimed
         try:
             claimed = await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        self._is_idle = len(claimed.rows) < limit
+        self._is_idle = not claimed.more
         return claimed
 
-    def _build_result(self, rows: list[ClaimedRow], outlook: Sequence[Any]) -> ClaimedRows:
+    def _build_result(
+        self, rows: list[ClaimedRow], outlook: Sequence[Any], limit: int
+    ) -> ClaimedRows:
         (boot, mono), (_, delay_now) = self._since_boot(), _read_delay_clock(self._access.clock)
         _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
         delays = [time - delay_now for time in (due, suspect_due) if time is not None]
         if self._has_foreign:
             delays.append(0.0)
         lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
-        return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in)
+        due, more = min(delays, default=None), len(rows) >= limit
+        return ClaimedRows(rows, bool(suspects), due, lapses_in, more)
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
@@ -359,7 +368,7 @@ def _complete(
     ids_by_claim: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for row in batch:
         if row.target == "completed" and row.error is None:
-            ids_by_claim[row.claim, row.mark].append(row.id)
+            ids_by_claim[row.claim, _mark(row)].append(row.id)
     settled: set[str] = set()
     for (claim, mark), ids in ids_by_claim.items():
         parameters = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
@@ -370,12 +379,18 @@ def _complete(
     return settled
 
 
+def _mark(row: SettlementRow) -> str:
+    """Return how a claim was settled, as the message's row records it."""
+    return f"{row.claim}:{row.move}"
+
+
 def _settle_one(
     connection: sqlite3.Connection, row: SettlementRow, time: Mapping[str, float]
 ) -> bool:
     """End a claim; return whether it is settled in this way, now or before."""
     due, wakes = time["now"] + row.delay, time["mono"] + row.delay
-    parameters = {**row._asdict(), **time, "due": due, "wakes": wakes, "suspect": 0}
+    mark = _mark(row)
+    parameters = {**row._asdict(), **time, "mark": mark, "due": due, "wakes": wakes, "suspect": 0}
     if row.target == "waiting":
         settled = connection.execute(SQL["requeue"], parameters).rowcount > 0
     elif settled := connection.execute(SQL["finish"], parameters).rowcount > 0:

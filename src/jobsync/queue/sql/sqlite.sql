@@ -5,6 +5,10 @@
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
 format <= 1
 
+-- fragment: is_wanted
+-- Whether the caller wants messages of this task.
+(:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+
 -- fragment: next_delivery
 -- The number of the next delivery. A counter at its end stays there; the message is then set aside.
 CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
@@ -81,10 +85,10 @@ queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, err
 -- name: push
 -- Add a message.
 INSERT INTO jobsync_message (
-  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued
+  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued, task
 )
 VALUES (
-  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now
+  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now, :task
 );
 
 -- name: exists
@@ -111,13 +115,14 @@ WHERE position IN (SELECT position FROM ({foreign_delays}) LIMIT :limit);
 -- Select due messages that waited, suspects or others.
 SELECT {message} FROM jobsync_message
 WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
-AND {is_known} AND {is_open}
+AND {is_known} AND {is_wanted} AND {is_open}
 ORDER BY wakes, position LIMIT :limit;
 
 -- name: select_ready
 -- Select new messages in their order.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_open} ORDER BY position LIMIT :limit;
+WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
+ORDER BY position LIMIT :limit;
 
 -- name: claim
 -- Claim the selected messages.
@@ -134,24 +139,25 @@ SELECT
   {is_open} AND (EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
-    AND {is_known}
+    AND {is_known} AND {is_wanted}
   ) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready' AND {is_known}
+    AND {is_wanted}
   ))),
   {is_open} AND EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_due}
-    AND {is_known}
+    AND {is_known} AND {is_wanted}
   ),
   (
     SELECT min(wakes) FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND {is_delayed}
-    AND {is_known}
+    AND {is_known} AND {is_wanted}
   ),
   (
     SELECT min(wakes) FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_delayed}
-    AND {is_known}
+    AND {is_known} AND {is_wanted}
   ),
   lapses.due, lapses.boot, EXISTS ({foreign_delays})
 FROM (SELECT 1) LEFT JOIN (
@@ -163,11 +169,11 @@ FROM (SELECT 1) LEFT JOIN (
 -- Copy one message to the finished ones. Completed messages keep no payload.
 INSERT INTO jobsync_finished (
   id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
-  enqueued, finished, format
+  enqueued, finished, format, task
 )
 SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, deliveries, returned,
   max_attempts, timeout, session, substr(trim(:mark || ' ' || trail), 1, 120), {kept_errors} || {error_line},
-  enqueued, :now, format
+  enqueued, :now, format, task
 FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed';
 
 -- name: delete_live
@@ -179,10 +185,10 @@ DELETE FROM jobsync_message WHERE id = :id;
 -- numbers.
 INSERT INTO jobsync_finished (
   id, queue, state, deliveries, returned, max_attempts, timeout, session, trail, errors, enqueued,
-  finished, format
+  finished, format, task
 )
 SELECT id, queue, 'completed', deliveries, returned, max_attempts, timeout, session,
-  substr(trim(:mark || ' ' || trail), 1, 120), errors, enqueued, :now, format
+  substr(trim(:mark || ' ' || trail), 1, 120), errors, enqueued, :now, format, task
 FROM jobsync_message WHERE {is_of_claim};
 
 -- name: delete_completed
@@ -286,10 +292,10 @@ WHERE queue = :queue AND format > 1 GROUP BY format ORDER BY format;
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 INSERT INTO jobsync_message (
   id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout, trail,
-  errors, enqueued, format
+  errors, enqueued, format, task
 )
-SELECT id, queue, 'waiting', :now, :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, trail,
-  errors, enqueued, format
+SELECT id, queue, 'waiting', :now, :boot, :mono, payload, deliveries, deliveries, max_attempts,
+  timeout, trail, errors, enqueued, format, task
 FROM jobsync_finished
 WHERE queue = :queue AND payload IS NOT NULL AND {is_known} AND (
   id IN (SELECT value FROM json_each(:ids)) OR (:all AND state = 'dead')

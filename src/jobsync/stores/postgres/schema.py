@@ -2,7 +2,8 @@
 
 The first process to connect creates them, under a lock, so that any number may connect at
 once. A process that finds them needs no right to create tables. A newer version has only added
-tables and columns, and is left alone. `schema_sql` prints the SQL for an administrator.
+tables and columns, and is left alone, unless it says that this code cannot use it. `schema_sql`
+prints the SQL for an administrator.
 """
 
 from contextlib import suppress
@@ -60,7 +61,8 @@ async def upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str)
     """Bring the tables up to date, if they are not.
 
     Raises:
-        Misconfigured: they do not exist, and this role may not create them.
+        Misconfigured: they do not exist, and this role may not create them; or they are of newer
+            code, and this code cannot use them.
     """
     if await _read_version(connection, url, schema) >= len(POSTGRES_STEPS):
         return
@@ -82,11 +84,17 @@ async def _read_version(connection: PostgresConnection, url: PostgresUrl, schema
     try:
         cursor = await connection.execute(_in_schema(schema, _SQL["read_version"]))
         row = await cursor.fetchone()
-    except (errors.UndefinedTable, errors.InvalidSchemaName):
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
         return 0
     except errors.InsufficientPrivilege as error:
         raise _not_permitted(url, error) from error
-    return 0 if row is None else int(row[0])
+    if row is None:
+        return 0
+    version, oldest_code = row
+    if oldest_code > len(POSTGRES_STEPS):
+        problem = f"has tables of version {version}, and this code knows {len(POSTGRES_STEPS)}"
+        raise Misconfigured("url", str(url), problem, "upgrade jobsync in this process")
+    return int(version)
 
 
 async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
@@ -109,11 +117,9 @@ async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str
 
 async def _find_missing(connection: PostgresConnection, url: PostgresUrl, schema: str) -> list[str]:
     """Return the statements of the upgrade, now that the lock is held."""
-    cursor = await connection.execute(
-        "SELECT to_regclass(%s)", [f"{quote_name(schema)}.jobsync_schema"]
-    )
-    row = await cursor.fetchone()
-    exists = row is not None and row[0] is not None
+    table = f"{quote_name(schema)}.jobsync_schema"
+    cursor = await connection.execute(_SQL["has_version"].encode(), [table])
+    exists = await cursor.fetchone() is not None
     return _statements_from(await _read_version(connection, url, schema) if exists else 0)
 
 
@@ -122,7 +128,8 @@ def _statements_from(version: int) -> list[str]:
     if not steps:
         return []
     raise_version = fill_in(_SQL["raise_version"], {"version": str(len(POSTGRES_STEPS))})
-    return [_SQL["create_version_table"], _SQL["insert_version"], *steps, raise_version]
+    names = ("create_version_table", "upgrade_version_table", "insert_version")
+    return [*(_SQL[name] for name in names), *steps, raise_version]
 
 
 def schema_sql(url: PostgresUrl) -> str:

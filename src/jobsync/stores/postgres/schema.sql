@@ -2,7 +2,8 @@
 --
 -- Values are JSON and need no migration. Tables have a version: the blocks that start with `v3_`
 -- bring a schema from version 2 to 3. They are safe to repeat, as administrators may. A step only
--- adds, so that older code keeps working beside newer code.
+-- adds, so that older code keeps working beside newer code. Version 5 is the exception: it moves
+-- claims to a table of their own, and code that does not know that table refuses to connect.
 
 -- name: v1_record
 -- Records: one row for each key, tombstones included. Values are text and not jsonb, which would
@@ -32,7 +33,7 @@ CREATE TABLE IF NOT EXISTS {schema}.jobsync_entry (
 );
 
 -- name: v2_message
--- Messages that are not finished. Only a new message is ready; one that comes back is waiting, so
+-- Messages that wait to be claimed; before version 5 also claimed ones. Only a new message is ready; one that comes back is waiting, so
 -- that a claim need not look below the lowest ready position that it found before.
 CREATE TABLE IF NOT EXISTS {schema}.jobsync_message (
   id           text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -110,14 +111,126 @@ CREATE TABLE IF NOT EXISTS {schema}.jobsync_pause (
 CREATE INDEX IF NOT EXISTS jobsync_message_newer ON {schema}.jobsync_message (queue, format)
 WHERE format > 1;
 
+-- name: v5_message_task
+-- The name of the task that handles the message; empty for the queue's only handler.
+ALTER TABLE {schema}.jobsync_message
+ADD COLUMN IF NOT EXISTS task text COLLATE "C" NOT NULL DEFAULT '';
+
+-- name: v5_finished_defaults
+-- From here on the record of a settlement is the row of its claim, and completed messages are recorded
+-- there too. `trail` is only read by older code.
+ALTER TABLE {schema}.jobsync_finished ALTER COLUMN trail SET DEFAULT '',
+ADD COLUMN IF NOT EXISTS task text COLLATE "C" NOT NULL DEFAULT '';
+
+-- name: v5_claim
+-- Claims: one row for each batch of messages that was claimed. The arrays have an item for each
+-- message, at its place. An array that is NULL has only zeros, empty texts or NULLs. `outcomes` has a
+-- letter for each message:
+--   o open, c completed, f completed and forgotten, x cancelled, r retried, d buried, b released,
+--   s snoozed, l ended because it lapsed or its session died, p purged
+-- When no place is open the row is closed and its payloads are dropped. It stays as the record of the
+-- completed messages, and answers settlements that are repeated.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_claim (
+  claim        text COLLATE "C" NOT NULL PRIMARY KEY,  -- nonce
+  queue        text COLLATE "C" NOT NULL,
+  session      text COLLATE "C" NOT NULL,         -- the session that has claimed them
+  claimed      timestamptz NOT NULL,
+  due          timestamptz NOT NULL,              -- when the first open message lapses
+  closed       timestamptz,                       -- NULL while a message is open
+  is_suspect   boolean NOT NULL,                  -- whether it is a claim of suspects
+  format       integer NOT NULL DEFAULT 1,        -- the highest format of its messages
+  open         integer NOT NULL,                  -- how many are open
+  completed    integer NOT NULL DEFAULT 0,        -- how many are recorded as completed
+  low          text COLLATE "C" NOT NULL,         -- the least of the ids
+  high         text COLLATE "C" NOT NULL,         -- the greatest of the ids
+  outcomes     text COLLATE "C" NOT NULL,
+  ids          text[] COLLATE "C" NOT NULL,
+  positions    bigint[],
+  payloads     text[],                            -- JSON; NULL once it is closed
+  deliveries   integer[],
+  returned     integer[],
+  max_attempts integer[],
+  timeouts     double precision[],
+  errors       text[],
+  enqueued     timestamptz[],
+  tasks        text[] COLLATE "C",
+  dues         timestamptz[],                     -- NULL if all open ones lapse at `due`
+  finished     timestamptz[]
+);
+
+-- name: v5_claim_storage
+-- Compressing ids and payloads would cost more than writing them.
+ALTER TABLE {schema}.jobsync_claim ALTER COLUMN payloads SET STORAGE EXTERNAL,
+ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN positions SET STORAGE EXTERNAL,
+ALTER COLUMN enqueued SET STORAGE EXTERNAL;
+
+-- name: v5_claim_open
+-- Open claims of a queue, the one that lapses first in front.
+CREATE INDEX IF NOT EXISTS jobsync_claim_open ON {schema}.jobsync_claim (queue, due)
+WHERE closed IS NULL;
+
+-- name: v5_claim_open_ids
+-- Finds messages in flight by id. Ids sort by time, so the ids of a claim are close together.
+CREATE INDEX IF NOT EXISTS jobsync_claim_open_ids ON {schema}.jobsync_claim (high, low)
+WHERE closed IS NULL;
+
+-- name: v5_claim_closed
+-- Closed claims of a queue, oldest first.
+CREATE INDEX IF NOT EXISTS jobsync_claim_closed
+ON {schema}.jobsync_claim (queue, closed, claimed) INCLUDE (completed) WHERE closed IS NOT NULL;
+
+-- name: v5_claim_closed_ids
+-- Finds completed messages by id.
+CREATE INDEX IF NOT EXISTS jobsync_claim_closed_ids ON {schema}.jobsync_claim (high, low)
+WHERE closed IS NOT NULL;
+
+-- name: v5_claim_newer
+-- Claims of newer code, which this code leaves alone: it counts them.
+CREATE INDEX IF NOT EXISTS jobsync_claim_newer ON {schema}.jobsync_claim (queue, format)
+WHERE format > 1;
+
+-- name: v5_move_claims
+-- Give each message that older code has claimed a claim of its own, and drop the columns of claims,
+-- without which older code cannot claim. If they are gone, this was done before.
+DO $jobsync$ BEGIN
+  INSERT INTO {schema}.jobsync_claim (
+    claim, queue, session, claimed, due, is_suspect, format, open, low, high, outcomes, ids,
+    positions, payloads, deliveries, returned, max_attempts, timeouts, errors, enqueued
+  )
+  SELECT claim || ':' || id, queue, session, coalesce(claimed, enqueued), due, suspect, format, 1,
+    id, id, 'o', ARRAY[id], ARRAY[position], ARRAY[payload], ARRAY[deliveries], ARRAY[returned],
+    ARRAY[max_attempts], ARRAY[timeout], ARRAY[errors], ARRAY[enqueued]
+  FROM {schema}.jobsync_message WHERE state = 'claimed';
+  DELETE FROM {schema}.jobsync_message WHERE state = 'claimed';
+  ALTER TABLE {schema}.jobsync_message DROP COLUMN claim, DROP COLUMN trail;
+EXCEPTION WHEN undefined_column THEN NULL;
+END $jobsync$;
+
+-- name: v5_drop_message_claimed
+-- There are no claimed messages in this table any more.
+DROP INDEX IF EXISTS {schema}.jobsync_message_claimed;
+
+-- name: v5_drop_message_session
+-- Columns that a view shows stay, and nothing reads them.
+DO $jobsync$ BEGIN
+  ALTER TABLE {schema}.jobsync_message DROP COLUMN IF EXISTS session, DROP COLUMN IF EXISTS claimed;
+EXCEPTION WHEN dependent_objects_still_exist THEN NULL;
+END $jobsync$;
+
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
 SELECT current_schema(), current_setting('server_encoding'),
   current_setting('server_version_num')::integer, pg_is_in_recovery();
 
 -- name: read_version
--- Read the version of the tables.
-SELECT version FROM {schema}.jobsync_schema;
+-- Read the version of the tables, and the oldest version that code must know to use them. Before
+-- version 5 there was only a column `version`: code of that time finds it missing, and refuses.
+SELECT tables_version, oldest_code FROM {schema}.jobsync_schema;
+
+-- name: has_version
+-- Check that the version of the tables can be read.
+SELECT 1 FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attname = 'tables_version' AND NOT attisdropped;
 
 -- name: find_schema
 -- Check that the schema exists.
@@ -129,16 +242,23 @@ CREATE SCHEMA IF NOT EXISTS {schema};
 
 -- name: create_version_table
 -- Create the table that has the version of the tables.
-CREATE TABLE IF NOT EXISTS {schema}.jobsync_schema (version integer NOT NULL);
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_schema ();
+
+-- name: upgrade_version_table
+-- Bring its columns up to date.
+ALTER TABLE {schema}.jobsync_schema DROP COLUMN IF EXISTS version,
+ADD COLUMN IF NOT EXISTS tables_version integer NOT NULL DEFAULT 0,
+ADD COLUMN IF NOT EXISTS oldest_code integer NOT NULL DEFAULT 0;
 
 -- name: insert_version
 -- Start with version 0.
-INSERT INTO {schema}.jobsync_schema
+INSERT INTO {schema}.jobsync_schema (tables_version)
 SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM {schema}.jobsync_schema);
 
 -- name: raise_version
 -- Record the new version of the tables.
-UPDATE {schema}.jobsync_schema SET version = greatest(version, {version});
+UPDATE {schema}.jobsync_schema
+SET tables_version = greatest(tables_version, {version}), oldest_code = greatest(oldest_code, 5);
 
 -- name: create_role
 -- Create a role that may use the tables, and may do nothing else.
@@ -146,4 +266,5 @@ DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NUL
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
-  {schema}.jobsync_message, {schema}.jobsync_finished, {schema}.jobsync_pause TO {role};
+  {schema}.jobsync_message, {schema}.jobsync_claim, {schema}.jobsync_finished,
+  {schema}.jobsync_pause TO {role};

@@ -115,3 +115,11 @@ ALTER TABLE jobsync_message ADD COLUMN wakes REAL;
 -- Delayed messages of a queue by boot; suspects apart.
 CREATE INDEX jobsync_message_delayed ON jobsync_message (queue, suspect, boot, wakes)
 WHERE state = 'waiting';
+
+-- name: v6_message_task
+-- The name of the task that handles the message; empty for the queue's only handler.
+ALTER TABLE jobsync_message ADD COLUMN task TEXT NOT NULL DEFAULT '';
+
+-- name: v6_finished_task
+-- Likewise.
+ALTER TABLE jobsync_finished ADD COLUMN task TEXT NOT NULL DEFAULT '';

@@ -1,0 +1,241 @@
+"""A claim on PostgreSQL is one row: rows that somebody has damaged, large ones, and old ones."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from queue_locations import PostgresQueues
+from servers import PostgresServer
+
+from jobsync.core.messages import FINISHED, LIVE, Transition
+from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
+
+ME, OTHER = "worker-1.a", "worker-2.b"
+
+DAMAGES = {
+    "no payloads": "payloads = NULL",
+    "too few payloads": "payloads = payloads[1:1]",
+    "no deliveries": "deliveries = NULL",
+    "too few returned": "returned = ARRAY[0]",
+    "too many errors": "errors = ARRAY['a', 'b', 'c', 'd', 'e', 'f']",
+    "no attempts": "max_attempts = ARRAY[]::integer[]",
+    "no times": "enqueued = NULL, positions = NULL",
+    "too few outcomes": "outcomes = 'o'",
+    "no outcomes": "outcomes = ''",
+    "too many outcomes": "outcomes = outcomes || 'ooo'",
+    "unknown outcomes": "outcomes = 'o' || '?' || 'o'",
+    "too few deadlines": "dues = ARRAY[now() - interval '1 hour']",
+    "too many deadlines": "dues = array_fill(now(), ARRAY[9])",
+    "an id twice": "ids[2] = ids[1]",
+    "an empty id": "ids[2] = NULL",
+    "no ids": "ids = ARRAY[]::text[]",
+    "wrong counts": "open = 99, completed = -5",
+    "tables in arrays": "deliveries = ARRAY[[1, 2], [3, 4]], payloads = ARRAY[['a'], ['b']]",
+    "impossible deliveries": "deliveries = ARRAY[2147483647, -1, 0]",
+    "impossible counters": "deliveries = ARRAY[2147483647, 1, 1], returned = ARRAY[-9, 7, -1]",
+}
+
+
+@pytest.fixture
+async def location(postgres: PostgresServer) -> AsyncIterator[PostgresQueues]:
+    """An empty schema."""
+    location = PostgresQueues(postgres.url)
+    yield location
+    await location.close()
+
+
+@pytest.fixture
+async def backend(location: PostgresQueues) -> QueueBackend:
+    """The backend of an empty queue."""
+    return await location.open("emails")
+
+
+def new_messages(*names: str, **options: Any) -> list[NewMessage]:
+    """Return messages with these ids."""
+    options = {"max_attempts": 4, **options}
+    return [NewMessage(id=name, value={"n": name}, **options) for name in names]
+
+
+async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
+    """Claim as `ME` for a minute by default."""
+    claimed = await backend.claim(limit, **{"session": ME, "visibility": 60, **options})
+    return claimed.messages
+
+
+async def settle(backend: QueueBackend, messages: list[Message], move: Transition) -> list[bool]:
+    """Settle claims in one way."""
+    return await backend.settle([Settlement(receipt=each.receipt, move=move) for each in messages])
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_claim_affects_no_other(
+    location: PostgresQueues, backend: QueueBackend, damage: str
+) -> None:
+    """It can be shown, extended, settled and ended, together with others, and it is closed."""
+    await backend.push(new_messages(*"abcdef"))
+    damaged, whole = await claim(backend, 3), await claim(backend, 3, session=OTHER)
+    nonce = damaged[0].receipt.claim
+    location.execute(f"UPDATE {{}}.jobsync_claim SET {damage} WHERE claim = %(nonce)s", nonce=nonce)
+    directory = location.open_directory()
+    shown = {info.id: info for info in await backend.browse("claimed")}
+    assert set("def") <= set(shown)
+    assert {each.id for each in await directory.find("abcdef")} >= set("def")
+    assert len(await directory.list("emails", "queue", after="", limit=10)) >= 3
+    await directory.read_contents()
+    await backend.count()
+    receipts = [each.receipt for each in (*damaged, *whole)]
+    assert (await backend.extend(receipts, 60))[3:] == [True] * 3
+    assert await settle(backend, whole[:1], "complete") == [True]
+    answers = await settle(backend, [damaged[0], whole[1]], "retry")
+    assert answers[1] is True
+    await settle(backend, damaged[1:2], "complete")
+    ended = await backend.end_claims({ME, OTHER})
+    assert whole[2].id in [each.id for each in ended]
+    assert (await backend.count()).get("claimed", 0) == 0
+    for suspects in (False, True):
+        again = await claim(backend, suspects=suspects)
+        assert all(await settle(backend, again, "complete"))
+    states = {info.id: info.state for state in FINISHED for info in await backend.browse(state)}
+    assert {states[name] for name in "def"} == {"completed"}
+    assert not [state for state in LIVE if await backend.browse(state)]
+
+
+async def test_a_claim_is_limited_in_bytes(backend: QueueBackend) -> None:
+    """To eight megabytes, however many are requested; one message is always claimed."""
+    text = "x" * (MAX_MESSAGE - 2)
+    batch = [NewMessage(id=f"{n:02}", value=text, max_attempts=4) for n in range(40)]
+    await backend.push(batch)
+    first = await backend.claim(100, session=ME, visibility=60)
+    assert (len(first.messages), first.more) == (32, True)
+    second = await backend.claim(100, session=ME, visibility=60)
+    assert (len(second.messages), second.more) == (8, False)
+
+
+async def test_the_payloads_of_a_claim_are_dropped_when_all_are_settled(
+    location: PostgresQueues, backend: QueueBackend
+) -> None:
+    """And not before; how each was settled stays."""
+    await backend.push(new_messages("a", "b", "c"))
+    one, two, three = await claim(backend)
+    query = (
+        "SELECT outcomes, payloads IS NULL, closed IS NULL, open, completed FROM {}.jobsync_claim"
+    )
+    await settle(backend, [two], "complete")
+    await settle(backend, [one], "snooze")
+    assert location.execute(query) == [("sco", False, True, 1, 1)]
+    await settle(backend, [three], "bury")
+    assert location.execute(query) == [("scd", True, False, 0, 1)]
+
+
+@pytest.mark.parametrize("older_than", [1.0, 400.0])
+async def test_claims_answer_settlements_for_some_minutes(
+    location: PostgresQueues, backend: QueueBackend, older_than: float
+) -> None:
+    """Even if completed messages are forgotten at once; then their rows are removed."""
+    await backend.push(new_messages("a", "b"))
+    await backend.push(new_messages("c"))
+    messages = await claim(backend, 2)
+    (retried,) = await claim(backend)
+    await settle(backend, messages, "complete")
+    await settle(backend, [retried], "retry")
+    location.advance(290)
+    forgotten = await backend.forget("completed", older_than=older_than)
+    assert forgotten == (2 if older_than < 290 else 0)
+    assert await settle(backend, messages, "complete") == [True, True]
+    assert await settle(backend, [retried], "retry") == [True]
+    assert await settle(backend, messages, "release") == [False, False]
+    location.advance(150)
+    assert await backend.forget("completed", older_than=older_than) == 2 - forgotten
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
+    assert await settle(backend, [retried], "retry") == [False]
+
+
+async def test_rows_of_claims_do_not_pile_up(
+    location: PostgresQueues, backend: QueueBackend
+) -> None:
+    """Not even if nothing is ever completed; one call removes more than its limit."""
+    await backend.push(new_messages("a", "b", "c"))
+    for _ in range(7):
+        await settle(backend, await claim(backend), "release")
+    location.advance(1000)
+    assert await backend.forget("completed", older_than=500, limit=2) == 0
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
+
+
+async def test_settlements_of_one_claim_do_not_disturb_each_other(
+    location: PostgresQueues,
+) -> None:
+    """Many at once, in different ways, by several processes: each is recorded, and none twice."""
+    backends = [await location.open("emails") for _ in range(4)]
+    names = [f"{n:03}" for n in range(240)]
+    await backends[0].push(new_messages(*names))
+    messages = await claim(backends[0], 240)
+    moves: tuple[Transition, ...] = ("complete", "complete", "retry", "bury", "release", "cancel")
+    groups = [messages[start : start + 5] for start in range(0, 240, 5)]
+    settlements = [
+        settle(backends[(number + copy) % 4], group, moves[number % 6])
+        for number, group in enumerate(groups)
+        # Each is sent twice at once.
+        for copy in range(2)
+    ]
+    extensions = [backends[n].extend([each.receipt for each in messages], 60) for n in range(4)]
+    ends = [backends[n].end_claims({"nobody"}) for n in range(4)]
+    answers, *_ = await asyncio.gather(
+        asyncio.gather(*settlements), asyncio.gather(*extensions), asyncio.gather(*ends)
+    )
+    assert answers == [[True] * 5] * 96
+    assert await backends[0].count() == {
+        "completed": 80,
+        "waiting": 80,
+        "dead": 40,
+        "cancelled": 40,
+    }
+    rows = location.execute("SELECT open, completed, closed IS NULL FROM {}.jobsync_claim")
+    assert rows == [(0, 80, False)]
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+async def test_many_claim_settle_and_end_at_once(postgres: PostgresServer, level: str) -> None:
+    """Every message is completed, by exactly one accepted settlement, whatever comes between."""
+    escaped = level.replace(" ", r"\ ")
+    options = quote(f"-c default_transaction_isolation={escaped}")
+    location = PostgresQueues(f"{postgres.url}?options={options}")
+    backends = [await location.open("emails") for _ in range(4)]
+    assert location.execute("SHOW default_transaction_isolation") == [(level,)]
+    names = [f"{n:04}" for n in range(600)]
+    await backends[0].push(new_messages(*names, max_attempts=1_000))
+    accepted: Counter[str] = Counter()
+
+    async def work(number: int) -> None:
+        backend, chance = backends[number % 4], random.Random(number)
+        session = f"worker-{number}"
+        while len(accepted) < len(names):
+            limit, suspects = chance.choice([1, 3, 20]), chance.random() < 0.4
+            found = await claim(backend, limit, session=session, suspects=suspects)
+            chance.shuffle(found)
+            half = len(found) // 2
+            await backend.extend([each.receipt for each in found[half:]], 60)
+            moves: list[Transition] = [chance.choice(["complete", "retry"]) for _ in range(2)]
+            parts = (found[:half], found[half:])
+            answers = await asyncio.gather(*map(settle, [backend] * 2, parts, moves))
+            for part, move, answer in zip(parts, moves, answers, strict=True):
+                if move == "complete":
+                    accepted.update(
+                        each.id for each, done in zip(part, answer, strict=True) if done
+                    )
+
+    async def disturb() -> None:
+        chance = random.Random(0)
+        while len(accepted) < len(names):
+            await backends[0].end_claims({f"worker-{chance.randrange(8)}"})
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(work(number) for number in range(8)), disturb())
+    assert accepted == Counter(names)
+    assert await backends[0].count() == {"completed": len(names)}
+    await location.close()

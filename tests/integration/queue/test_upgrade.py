@@ -1,0 +1,208 @@
+"""Tables of older versions on PostgreSQL are upgraded in place, with the messages in them."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import psycopg
+import pytest
+from servers import PostgresServer
+
+from jobsync import Components, Misconfigured, Store, open_store
+from jobsync.core.messages import FINISHED, LIVE
+from jobsync.core.urls import PostgresUrl, parse_url
+from jobsync.queue.backend import MessageInfo, QueueBackend, Settlement
+from jobsync.queue.sql import open_backend
+from jobsync.stores import postgres
+from jobsync.stores.postgres.schema import POSTGRES_STEPS, schema_sql
+from jobsync.stores.sql import fill_in, load_sql
+
+OLD_VERSION = 4
+"""The last version in which a claimed message was a row of `jobsync_message`."""
+
+OLD_VERSION_TABLE = f"""
+CREATE TABLE jobsync_schema (version integer NOT NULL);
+INSERT INTO jobsync_schema VALUES ({OLD_VERSION})
+"""
+OLD_VIEW = """
+CREATE VIEW sync_message AS
+SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
+  CASE WHEN state = 'claimed' THEN session END AS incarnation, enqueued AS enqueued_on,
+  CASE WHEN state = 'waiting' THEN due END AS due_on,
+  CASE WHEN state = 'claimed' THEN claimed END AS claimed_on,
+  NULL::timestamptz AS finished_on, errors, payload
+FROM jobsync_message
+UNION ALL
+SELECT queue, id, state, deliveries - returned, max_attempts, session, enqueued, NULL, NULL,
+  finished, errors, payload
+FROM jobsync_finished
+"""
+OLD_MESSAGES = """
+INSERT INTO jobsync_message (
+  id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, suspect, claim,
+  session, trail, errors, claimed, format
+) VALUES
+  ('ready', 'q', 'ready', now(), '1', 0, 0, 4, NULL, false, '', '', '', '', NULL, 1),
+  ('delayed', 'q', 'waiting', now() + interval '1 hour', '2', 0, 0, 4, 7.5, false, '', '', '',
+   '', NULL, 1),
+  ('suspect', 'q', 'waiting', now(), '3', 2, 1, 4, NULL, true, '', '', '', '', NULL, 1),
+  ('retried', 'q', 'waiting', now(), '4', 1, 0, 4, NULL, false, '', '', 'x:retry',
+   '{"attempt": 1, "error": "boom"}' || E'\\n', NULL, 1),
+  ('claimed-1', 'q', 'claimed', now() + interval '1 hour', '5', 3, 1, 9, 7.5, false, 'c1', 'live',
+   '', '{"attempt": 1, "error": "boom"}' || E'\\n', now(), 1),
+  ('claimed-2', 'q', 'claimed', now() + interval '1 hour', '6', 1, 0, 4, NULL, false, 'c1',
+   'live', '', '', now(), 1),
+  ('lapsed', 'q', 'claimed', now(), '7', 4, 0, 4, NULL, true, 'c2', 'gone', '', '', NULL, 1),
+  ('newer', 'q', 'claimed', now(), '8', 1, 0, 4, NULL, false, 'c3', 'gone', '', '', now(), 99),
+  ('unreadable', 'q', 'claimed', now(), '{', 1, 0, 4, NULL, false, 'c4', 'gone', '', '', now(), 1);
+INSERT INTO jobsync_finished (
+  id, queue, state, payload, deliveries, returned, max_attempts, session, trail, errors, enqueued,
+  finished, format
+) VALUES
+  ('completed', 'q', 'completed', NULL, 1, 0, 4, 'live', 'x:complete', '', now(), now(), 1),
+  ('cancelled', 'q', 'cancelled', '9', 1, 0, 4, 'live', 'x:cancel', '', now(), now(), 1),
+  ('dead', 'q', 'dead', '10', 4, 0, 4, 'live', 'x:bury', '', now(), now(), 1)
+"""
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    """A database of the old version with messages in every state."""
+    url = postgres.create_database(f"upgrade_{next(_numbers)}")
+    steps = [statement for step in POSTGRES_STEPS[:OLD_VERSION] for statement in step]
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(fill_in(";".join(steps), {"schema": "public"}).encode())
+        admin.execute(OLD_VERSION_TABLE.encode())
+        admin.execute(OLD_VIEW)
+        admin.execute(OLD_MESSAGES.encode())
+    return url
+
+
+@pytest.fixture
+async def store(url: str) -> Any:
+    """The store, which was upgraded when it was opened."""
+    store = await open_store(url)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def backend(store: Store) -> QueueBackend:
+    """The queue of the messages."""
+    return open_backend(store, "q", Components.system())
+
+
+async def browse(backend: QueueBackend) -> dict[str, MessageInfo]:
+    """Return all messages by id."""
+    return {info.id: info for state in (*LIVE, *FINISHED) for info in await backend.browse(state)}
+
+
+async def test_every_message_is_still_there(backend: QueueBackend) -> None:
+    """In its state, with its counters, errors, times and session."""
+    infos = await browse(backend)
+    assert {name: info.state for name, info in infos.items()} == {
+        "ready": "ready",
+        "delayed": "waiting",
+        "suspect": "waiting",
+        "retried": "waiting",
+        "claimed-1": "claimed",
+        "claimed-2": "claimed",
+        "lapsed": "claimed",
+        "newer": "claimed",
+        "unreadable": "claimed",
+        "completed": "completed",
+        "cancelled": "cancelled",
+        "dead": "dead",
+    }
+    claimed = infos["claimed-1"]
+    assert (claimed.value, claimed.deliveries, claimed.attempts, claimed.max_attempts) == (
+        5,
+        3,
+        2,
+        9,
+    )
+    assert ([each.error for each in claimed.errors], claimed.session) == (["boom"], "live")
+    assert claimed.claimed is not None
+    assert infos["lapsed"].is_suspect
+    assert infos["newer"].format == 99
+    assert await backend.count() == {
+        "ready": 1,
+        "waiting": 3,
+        "claimed": 5,
+        "completed": 1,
+        "cancelled": 1,
+        "dead": 1,
+    }
+    assert await backend.find_newer() == {99: 1}
+    assert await backend.list_holders() == ["gone", "live"]
+
+
+async def test_every_message_is_handled_as_before(backend: QueueBackend) -> None:
+    """Claims of dead workers end, messages are claimed and settled, and records are forgotten."""
+    ended = await backend.end_claims({"live"})
+    assert {each.id: each.state for each in ended} == {
+        "claimed-1": "waiting",
+        "claimed-2": "waiting",
+        "lapsed": "dead",
+        "unreadable": "waiting",
+    }
+    first = await backend.claim(10, session="me", visibility=60)
+    suspects = await backend.claim(10, session="me", visibility=60, suspects=True)
+    assert sorted(each.id for each in first.messages) == ["ready", "retried"]
+    assert sorted(each.id for each in suspects.messages) == ["claimed-1", "claimed-2", "suspect"]
+    assert {each.id: each.timeout for each in suspects.messages}["claimed-1"] == 7.5
+    batch = [
+        Settlement(receipt=each.receipt, move="complete")
+        for each in (*first.messages, *suspects.messages)
+    ]
+    assert all(await backend.settle(batch))
+    assert await backend.redrive(["cancelled", "dead"]) == 2
+    assert await backend.forget("completed", older_than=-60) == 6
+    assert await backend.count() == {"claimed": 1, "waiting": 3, "dead": 2}
+
+
+async def test_it_is_upgraded_once(url: str, store: Store) -> None:
+    """By any number of processes, and by an administrator, who may repeat it; nothing is lost."""
+    target = parse_url(url)
+    assert isinstance(target, PostgresUrl)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(schema_sql(target).encode())
+        others = await asyncio.gather(*(open_store(url) for _ in range(4)))
+        row = admin.execute("SELECT count(*), sum(open) FROM jobsync_claim").fetchone()
+        assert row == (5, 5)
+        version = admin.execute("SELECT tables_version FROM jobsync_schema").fetchall()
+        assert version == [(len(POSTGRES_STEPS),)]
+    for other in others:
+        await other.close()
+
+
+async def test_a_view_of_the_old_tables_can_be_replaced(url: str, backend: QueueBackend) -> None:
+    """It does not stop the upgrade, it keeps its grants, and its successor shows all messages."""
+    views = load_sql(postgres.__file__, "views.sql")
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("GRANT SELECT ON sync_message TO PUBLIC")
+        admin.execute(fill_in(views["message"], {"schema": "public", "app": "sync_"}).encode())
+        rows = admin.execute("SELECT id, state, incarnation FROM sync_message").fetchall()
+        found = {name: (state, session or "") for name, state, session in rows}
+        grants = "SELECT has_table_privilege('public', 'sync_message', 'SELECT')"
+        assert admin.execute(grants).fetchone() == (True,)
+    infos = await browse(backend)
+    assert found == {name: (info.state, info.session) for name, info in infos.items()}
+
+
+async def test_older_code_refuses_the_new_tables(url: str, store: Store) -> None:
+    """When it connects; and a worker of older code that is connected claims nothing."""
+    with psycopg.connect(url, autocommit=True) as old:
+        with pytest.raises(psycopg.errors.UndefinedColumn):
+            old.execute("SELECT version FROM jobsync_schema")
+        with pytest.raises(psycopg.errors.UndefinedColumn):
+            old.execute("UPDATE jobsync_message SET state = 'claimed', claim = 'x'")
+
+
+async def test_this_code_refuses_tables_that_it_cannot_use(url: str, store: Store) -> None:
+    """Newer code says which version it takes; the error names both versions and the fix."""
+    with psycopg.connect(url, autocommit=True) as newer:
+        newer.execute("UPDATE jobsync_schema SET tables_version = 99, oldest_code = 98")
+    with pytest.raises(Misconfigured, match=r"tables of version 99, .*Upgrade jobsync"):
+        await open_store(url)
