@@ -16,6 +16,7 @@ from jobsync.errors import Invalid
 
 __all__ = [
     "check_cursor",
+    "check_finished",
     "check_ids",
     "check_reason",
     "check_state",
@@ -79,3 +80,13 @@ def _as_list(field: str, items: Iterable[Any]) -> list[Any]:
     if isinstance(items, str) or not isinstance(items, Iterable):
         raise Invalid(field, items, "must be a list", "write [...]")
     return list(items)
+
+
+def check_finished(state: MessageState) -> None:
+    """Check that messages in a state are finished.
+
+    Raises:
+        Invalid: they are not; the error lists the states that are.
+    """
+    if state not in FINISHED:
+        raise Invalid("state", state, "is not finished", f"use one of {', '.join(FINISHED)}")

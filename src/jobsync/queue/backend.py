@@ -33,7 +33,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from jobsync.core.codec import Json
-from jobsync.core.messages import FINISHED, TRANSITIONS, MessageState, Transition
+from jobsync.core.messages import TRANSITIONS, MessageState, Transition
 from jobsync.errors import Invalid
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "Settlement",
     "WorkerStatus",
     "build_worker_facts",
-    "check_finished",
     "name_queue",
     "read_worker_statuses",
 ]
@@ -446,13 +445,3 @@ class QueueBackend(ABC):
     @abstractmethod
     async def wait(self, timeout: float) -> None:
         """Return early if there may be something new to claim. A hint: only a claim is certain."""
-
-
-def check_finished(state: MessageState) -> None:
-    """Check that messages in a state are finished.
-
-    Raises:
-        Invalid: they are not; the error lists the states that are.
-    """
-    if state not in FINISHED:
-        raise Invalid("state", state, "is not finished", f"use one of {', '.join(FINISHED)}")

@@ -18,7 +18,7 @@ from jobsync.core.keys import escape, unescape
 from jobsync.core.messages import MessageState
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent, QueuePart
-from jobsync.queue.sql.common import read_infos
+from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.decorator import StoreDecorator

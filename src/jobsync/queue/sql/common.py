@@ -9,13 +9,11 @@ import itertools
 import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import msgspec
+from typing import Any, Final, NamedTuple
 
 from jobsync.components import Components
-from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
-from jobsync.core.codec import decode, encode
+from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.codec import encode
 from jobsync.core.messages import LIVE, TRANSITIONS, MessageState, Transition
 from jobsync.errors import (
     Corrupt,
@@ -25,20 +23,26 @@ from jobsync.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from jobsync.queue.arguments import check_cursor, check_ids, check_reason, check_state, check_states
+from jobsync.queue.arguments import (
+    check_cursor,
+    check_finished,
+    check_ids,
+    check_reason,
+    check_state,
+    check_states,
+)
 from jobsync.queue.backend import (
     MAX_MESSAGE,
     ClaimResult,
     EndedClaim,
-    Failure,
     Message,
     MessageInfo,
     NewMessage,
     QueueBackend,
     Receipt,
     Settlement,
-    check_finished,
 )
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_error, read_infos, read_message
 from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.scan import check_age, check_limit
@@ -49,13 +53,10 @@ __all__ = [
     "MAX_BATCH",
     "SPARED",
     "ClaimRequest",
-    "ClaimedRow",
     "ClaimedRows",
     "SettlementRow",
     "SqlBackend",
     "build_connection_error",
-    "encode_error",
-    "read_infos",
 ]
 
 MAX_BATCH = 10_000
@@ -73,20 +74,8 @@ SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 _GIVE_UP_AFTER = 30.0
 """Seconds after which a settlement with an unknown outcome is not sent again."""
 
-_MAX_DELIVERIES = 2**31 - 1
-"""The end of the counters. Nothing is delivered so often: somebody has written the number."""
-
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
-_LONGEST_ERROR = 2000
-
-_decode_failure = msgspec.json.Decoder(Failure).decode
-_decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
-
-ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
-"""A claimed message: id, payload, deliveries, returned deliveries, most attempts, timeout, whether
-it is a suspect, and when it was enqueued."""
-
 _ID: Final = 0
 _DELIVERIES: Final = 2
 """Indices in such a row."""
@@ -189,7 +178,7 @@ class SqlBackend(QueueBackend):
         for row in claimed.rows:
             receipt = Receipt(row[_ID], row[_DELIVERIES], claim)
             try:
-                messages.append(_read_message(receipt, row))
+                messages.append(read_message(receipt, row))
             except Corrupt as corrupt:
                 unreadable.append((receipt, corrupt))
         if unreadable:
@@ -454,109 +443,3 @@ def _build_row(settlement: Settlement) -> SettlementRow:
         int(step.returns),
         encode_error(error) if error else None,
     )
-
-
-def encode_error(text: str) -> str:
-    """Return an error as JSON, shortened, without characters that a database cannot store."""
-    plain = text[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
-    return msgspec.json.encode(plain).decode()
-
-
-def _read_message(receipt: Receipt, row: ClaimedRow) -> Message:
-    name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
-    if not 0 <= returned < deliveries < _MAX_DELIVERIES:
-        detail = f"its deliveries are {deliveries}, of which {returned} count as returned"
-        raise Corrupt(f"message {name}", detail)
-    if timeout is not None and not 0 < timeout <= LONGEST_DELAY:
-        raise Corrupt(f"message {name}", f"its timeout is {timeout} s")
-    return Message(
-        receipt=receipt,
-        value=decode(payload, f"message {name}"),
-        attempt=deliveries - returned,
-        max_attempts=max_attempts,
-        timeout=timeout,
-        is_suspect=bool(suspect),
-        enqueued=enqueued,
-    )
-
-
-class _InfoRow(NamedTuple):
-    """The row of a message, for display."""
-
-    queue: str
-    id: str
-    state: MessageState
-    payload: bytes | str | None
-    deliveries: int
-    returned: int
-    max_attempts: int
-    errors: str
-    session: str
-    suspect: bool
-    enqueued: float
-    due: float | None
-    claimed: float | None
-    finished: float | None
-    seen: float
-    format: int
-    cursor: str
-
-
-def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
-    """Return the messages of all rows, so that a short page is the last one.
-
-    What cannot be decoded of a message is shown as text.
-    """
-    return [_read_info(_InfoRow(*row), log) for row in rows]
-
-
-def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
-    value, is_readable = _decode_or_text(row.payload, row.id)
-    return MessageInfo(
-        queue=row.queue,
-        id=row.id,
-        state=row.state,
-        value=value,
-        attempts=row.deliveries - row.returned,
-        deliveries=row.deliveries,
-        max_attempts=row.max_attempts,
-        errors=_read_failures(row.errors, row.id, log),
-        session=row.session,
-        is_suspect=bool(row.suspect),
-        enqueued=row.enqueued,
-        due=row.due,
-        claimed=row.claimed,
-        finished=row.finished,
-        seen=row.seen,
-        is_readable=is_readable,
-        format=row.format,
-        cursor=row.cursor,
-    )
-
-
-def _decode_or_text(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
-    """Return a payload and True; if it is not JSON, its text and False."""
-    if payload is None:
-        return None, True
-    try:
-        return decode(payload, name), True
-    except Corrupt:
-        text = payload if isinstance(payload, str) else payload.decode(errors="replace")
-        return text, False
-
-
-def _read_failures(text: str, name: str, log: CorruptionLog) -> tuple[Failure, ...]:
-    """Return the errors of a message, one of each line; a line that is not JSON as its text."""
-    lines = text.splitlines()
-    try:
-        return _decode_failures(f"[{','.join(lines)}]")
-    except (msgspec.DecodeError, UnicodeError):
-        return tuple(_read_failure(line, name, log) for line in lines)
-
-
-def _read_failure(line: str, name: str, log: CorruptionLog) -> Failure:
-    try:
-        return _decode_failure(line)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        log.report(Corrupt(f"message {name}", f"its errors are not JSON ({error})"))
-        return Failure(attempt=0, error=line[:_LONGEST_ERROR])

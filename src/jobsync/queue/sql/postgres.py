@@ -29,14 +29,13 @@ from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
     SPARED,
-    ClaimedRow,
     ClaimedRows,
     ClaimRequest,
     SettlementRow,
     SqlBackend,
     build_connection_error,
-    encode_error,
 )
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_error
 from jobsync.stores.sql import PostgresAccess, as_array, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "PostgresQueueDirectory"]

@@ -24,14 +24,13 @@ from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
     SPARED,
-    ClaimedRow,
     ClaimedRows,
     ClaimRequest,
     SettlementRow,
     SqlBackend,
     build_connection_error,
-    encode_error,
 )
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_error
 from jobsync.stores.sql import SqliteAccess, load_sql
 
 __all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]

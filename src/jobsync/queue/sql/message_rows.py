@@ -1,0 +1,141 @@
+"""Messages as rows of a database: how what was claimed, stored and failed is written and read.
+
+A row that cannot be decoded fails no other: a claimed one is corrupt, of others the text is shown.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from jobsync.core.arguments import LONGEST_DELAY
+from jobsync.core.codec import decode
+from jobsync.core.messages import MessageState
+from jobsync.errors import Corrupt
+from jobsync.queue.backend import Failure, Message, MessageInfo, Receipt
+from jobsync.stores.corruption_log import CorruptionLog
+
+__all__ = ["ClaimedRow", "encode_error", "read_infos", "read_message"]
+
+_MAX_DELIVERIES = 2**31 - 1
+"""The end of the counters. Nothing is delivered so often: somebody has written the number."""
+
+_LONGEST_ERROR = 2000
+
+_decode_failure = msgspec.json.Decoder(Failure).decode
+_decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
+
+ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
+"""A claimed message: id, payload, deliveries, returned deliveries, most attempts, timeout, whether
+it is a suspect, and when it was enqueued."""
+
+
+def encode_error(text: str) -> str:
+    """Return an error as JSON, shortened, without characters that a database cannot store."""
+    plain = text[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
+    return msgspec.json.encode(plain).decode()
+
+
+def read_message(receipt: Receipt, row: ClaimedRow) -> Message:
+    """Return a claimed message.
+
+    Raises:
+        Corrupt: its payload is not JSON, or its numbers are impossible.
+    """
+    name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
+    if not 0 <= returned < deliveries < _MAX_DELIVERIES:
+        detail = f"its deliveries are {deliveries}, of which {returned} count as returned"
+        raise Corrupt(f"message {name}", detail)
+    if timeout is not None and not 0 < timeout <= LONGEST_DELAY:
+        raise Corrupt(f"message {name}", f"its timeout is {timeout} s")
+    return Message(
+        receipt=receipt,
+        value=decode(payload, f"message {name}"),
+        attempt=deliveries - returned,
+        max_attempts=max_attempts,
+        timeout=timeout,
+        is_suspect=bool(suspect),
+        enqueued=enqueued,
+    )
+
+
+class _InfoRow(NamedTuple):
+    """The row of a message, for display."""
+
+    queue: str
+    id: str
+    state: MessageState
+    payload: bytes | str | None
+    deliveries: int
+    returned: int
+    max_attempts: int
+    errors: str
+    session: str
+    suspect: bool
+    enqueued: float
+    due: float | None
+    claimed: float | None
+    finished: float | None
+    seen: float
+    format: int
+    cursor: str
+
+
+def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
+    """Return the messages of all rows, so that a short page is the last one.
+
+    What cannot be decoded of a message is shown as text.
+    """
+    return [_read_info(_InfoRow(*row), log) for row in rows]
+
+
+def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
+    value, is_readable = _decode_or_text(row.payload, row.id)
+    return MessageInfo(
+        queue=row.queue,
+        id=row.id,
+        state=row.state,
+        value=value,
+        attempts=row.deliveries - row.returned,
+        deliveries=row.deliveries,
+        max_attempts=row.max_attempts,
+        errors=_read_failures(row.errors, row.id, log),
+        session=row.session,
+        is_suspect=bool(row.suspect),
+        enqueued=row.enqueued,
+        due=row.due,
+        claimed=row.claimed,
+        finished=row.finished,
+        seen=row.seen,
+        is_readable=is_readable,
+        format=row.format,
+        cursor=row.cursor,
+    )
+
+
+def _decode_or_text(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
+    """Return a payload and True; if it is not JSON, its text and False."""
+    if payload is None:
+        return None, True
+    try:
+        return decode(payload, name), True
+    except Corrupt:
+        text = payload if isinstance(payload, str) else payload.decode(errors="replace")
+        return text, False
+
+
+def _read_failures(text: str, name: str, log: CorruptionLog) -> tuple[Failure, ...]:
+    """Return the errors of a message, one of each line; a line that is not JSON as its text."""
+    lines = text.splitlines()
+    try:
+        return _decode_failures(f"[{','.join(lines)}]")
+    except (msgspec.DecodeError, UnicodeError):
+        return tuple(_read_failure(line, name, log) for line in lines)
+
+
+def _read_failure(line: str, name: str, log: CorruptionLog) -> Failure:
+    try:
+        return _decode_failure(line)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        log.report(Corrupt(f"message {name}", f"its errors are not JSON ({error})"))
+        return Failure(attempt=0, error=line[:_LONGEST_ERROR])
