@@ -190,15 +190,17 @@ WITH given AS MATERIALIZED (
 )
 
 -- fragment: insert_one
--- Add one message, in a form that is planned only once.
+-- Add one message, in a form that is planned only once; twice if it is in flight.
 INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
 SELECT %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
   clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s,
   %(task)s
-FROM generate_series(1, CASE WHEN EXISTS (
+FROM (
+  SELECT 1
+  UNION ALL
   SELECT 1 FROM {schema}.jobsync_claim
   WHERE closed IS NULL AND high >= %(id)s AND low <= %(id)s AND %(id)s = ANY (ids)
-) THEN 2 ELSE 1 END) RETURNING 1
+) AS t RETURNING 1
 
 -- fragment: notify
 -- Notify the listeners of a topic.
