@@ -178,6 +178,8 @@ async def claim_within(connection: AsyncConnection[Any], url: str, worker: str) 
             "suspects": False,
             "floor": 0,
             "since": None,
+            "tasks": None,
+            "max_bytes": 2**20,
         }
         claimed = await (await connection.execute(backend._sql["claim"], claim)).fetchall()
         assert len(claimed) == BUSY

@@ -152,10 +152,14 @@ class OwnThread:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             # The loop is closed, and the member is about to report why.
-            coroutine.close()
             future = Future[T]()
             future.cancel()
-        return await _while_alive(self._done, asyncio.wrap_future(future))
+        try:
+            return await _while_alive(self._done, asyncio.wrap_future(future))
+        finally:
+            if self._loop.is_closed():
+                # Perhaps nobody has begun it, and nobody can any more.
+                coroutine.close()
 
     async def finish(self) -> None:
         """Wait until the thread has ended."""

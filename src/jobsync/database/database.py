@@ -29,7 +29,7 @@ from jobsync.database.plugin import Plugin
 from jobsync.database.plugin_set import PluginSet
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
-from jobsync.database.registry import Registry, ResourceRegistry
+from jobsync.database.registry import Registry, ResourceRegistry, check_text_name
 from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
@@ -41,6 +41,10 @@ from jobsync.stores.opening import open_store, read_url
 __all__ = ["Database"]
 
 P = TypeVar("P", bound=Plugin)
+
+
+_BACKFILL = "backfill of {}"
+"""The name of the work that completes the indexes of a resource."""
 
 
 class Database(EventEmitter):
@@ -262,7 +266,7 @@ class Database(EventEmitter):
 
     def _start_backfill(self, name: str) -> None:
         """Complete the indexes of a resource in the background, unless that runs already."""
-        work = f"backfill of {name}"
+        work = _BACKFILL.format(name)
         if work not in self._get_connection().supervisor.list_running():
             self.run_in_background(lambda: self._backfill.run_in_background(name), work)
 
@@ -336,7 +340,14 @@ class Database(EventEmitter):
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed; lists which.
         """
-        await self._registry.drop(name)
+        check_text_name(name)
+        # It would note its progress again.
+        await self._get_connection().supervisor.cancel(_BACKFILL.format(name))
+        try:
+            await self._registry.drop(name)
+        except BaseException:
+            self._start_backfill(name)
+            raise
 
     async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
         """Add a plugin. It starts with `connect`, or at once if already connected.

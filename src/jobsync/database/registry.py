@@ -37,6 +37,7 @@ __all__ = [
     "ResourceDropped",
     "ResourceEvolved",
     "ResourceRegistry",
+    "check_text_name",
     "list_dropped_indexes",
 ]
 
@@ -233,7 +234,7 @@ class ResourceRegistry:
             NotFound: there is no such resource.
             NewerFormat: newer code has changed the definition.
         """
-        _check_text(name)
+        check_text_name(name)
         changed: Definition | None = None
 
         def decide(current: Record | None) -> Json | Disposition:
@@ -283,7 +284,7 @@ class ResourceRegistry:
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
-        _check_text(name)
+        check_text_name(name)
         read_at = self._clock.mono()
         record = await self._definitions.get(name)
         if record is None:
@@ -408,7 +409,12 @@ def _choose_format(change: Change) -> int:
     return 1 if change.base is None else min(change.base.format, KNOWN_FORMAT)
 
 
-def _check_text(name: Any) -> None:
+def check_text_name(name: Any) -> None:
+    """Check that the name of a resource is text.
+
+    Raises:
+        Invalid: it is not.
+    """
     if not isinstance(name, str):
         raise Invalid("name", name, "must be text", "pass the name of a resource")
 

@@ -118,6 +118,12 @@ class Supervisor:
         task.add_done_callback(self._work.discard)
         return task
 
+    async def cancel(self, name: str) -> None:
+        """Cancel work with this name, and wait until it has ended."""
+        tasks = {task for task in _others(self._work) if task.get_name() == name}
+        _cancel(tasks)
+        await _await_all(tasks)
+
     async def _retry(self, work: Work, name: str) -> None:
         attempt = 0
         while True:
