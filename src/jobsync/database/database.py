@@ -340,7 +340,7 @@ class Database(EventEmitter):
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed; lists which.
         """
-        check_text_name(name)
+        name = check_text_name(name)
         # It would note its progress again.
         await self._get_connection().supervisor.cancel(_BACKFILL.format(name))
         try:

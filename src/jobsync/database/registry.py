@@ -409,14 +409,15 @@ def _choose_format(change: Change) -> int:
     return 1 if change.base is None else min(change.base.format, KNOWN_FORMAT)
 
 
-def check_text_name(name: Any) -> None:
-    """Check that the name of a resource is text.
+def check_text_name(name: Any) -> str:
+    """Return the name of a resource as plain text.
 
     Raises:
-        Invalid: it is not.
+        Invalid: it is not text.
     """
-    if not isinstance(name, str):
+    if (text := plain_text(name)) is None:
         raise Invalid("name", name, "must be text", "pass the name of a resource")
+    return text
 
 
 def _check_name(name: Any) -> None:
