@@ -32,6 +32,10 @@ _TIMEOUT = 60.0
 _LAST_LINES = 30
 
 
+_reservations: list[socket.socket] = []
+"""Of the ports that servers of this process use, or have used."""
+
+
 class ServerFailed(Exception):
     """A server cannot be started or used like this; the message says what to do, or its log."""
 
@@ -164,25 +168,27 @@ class _Child:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports on which nobody listens.
+    """Return different ports on which nobody listens, and which no other test process gets.
 
     Below the range that the kernel uses for outgoing connections: one of those could take the
     port before the server does.
     """
-    sockets: list[socket.socket] = []
-    try:
-        while len(sockets) < count:
-            candidate = socket.socket()
-            try:
-                candidate.bind((HOST, random.randrange(10_000, 32_768)))
-            except OSError:
-                candidate.close()
-            else:
-                sockets.append(candidate)
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(10_000, 32_768)
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            # Found: two test processes chose one port before either server listened on it. A name
+            # without a file: it is free again when this process has ended.
+            reservation.bind(f"\0jobsync-test-port-{port}")
+            with socket.socket() as candidate:
+                candidate.bind((HOST, port))
+        except OSError:
+            reservation.close()
+        else:
+            _reservations.append(reservation)
+            ports.append(port)
+    return ports
 
 
 def find_program(name: str, folder: Path | None, fix: str) -> Path:
