@@ -28,6 +28,7 @@ from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
 from jobsync.database.index_notes import NOTES, progress_key, since_key
+from jobsync.database.registry import ResourceRegistry
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import BURIAL_AGE, LATEST_ARRIVAL, Change, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
@@ -646,6 +647,27 @@ async def test_a_dropped_resource_leaves_no_entries(fleet: Fleet) -> None:
         assert await list_keys(database, f"index/r/{key}/") == []
     assert await list_notes(database) == []
     assert await list_keys(database, "data/r/") == []
+
+
+async def test_a_drop_that_fails_leaves_its_backfill_running(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its new partition would never be ready."""
+
+    async def refuse(*_: object) -> None:
+        raise Unavailable("store", "away")
+
+    database = await fleet.start()
+    await (await database.create_resource("r")).insert({"id": "a", **EU})
+    ready: list[str] = []
+    database.on("resource:index-ready", lambda event: ready.append(event.index))
+    await database.create_resource("r", partitions=BY_REGION)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResourceRegistry, "drop", refuse)
+        with pytest.raises(Unavailable):
+            await database.drop_resource("r")
+    await fleet.pass_until(lambda: ready)
+    await check_region(database.resource("r"), ["a"])
 
 
 async def test_entries_of_late_writers_into_a_dropped_resource_are_removed_by_the_cleanup(

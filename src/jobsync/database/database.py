@@ -33,7 +33,7 @@ from jobsync.database.registry import Registry, ResourceRegistry, check_text_nam
 from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, format_error
+from jobsync.errors import Invalid, JobsyncError, format_error
 from jobsync.events import EventEmitter
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
@@ -345,8 +345,10 @@ class Database(EventEmitter):
         await self._get_connection().supervisor.cancel(_BACKFILL.format(name))
         try:
             await self._registry.drop(name)
-        except BaseException:
-            self._start_backfill(name)
+        except JobsyncError:
+            # Its indexes are still to be completed.
+            if self.is_connected:
+                self._start_backfill(name)
             raise
 
     async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
