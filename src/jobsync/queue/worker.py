@@ -390,7 +390,7 @@ class Worker:
         self._changed.set()
 
     def on_released(self, delivery: Delivery) -> None:
-        """Let other messages run beside it, if it ran alone."""
+        """End its time alone, if it ran alone: others may run beside the next one."""
         self._quarantine.release(delivery)
 
     def on_failure(self, error: Exception) -> None:

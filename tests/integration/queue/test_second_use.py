@@ -66,7 +66,7 @@ async def stop_idle(stage: Stage) -> None:
 
 
 async def cancel_stop(stage: Stage) -> None:
-    """Give up a stop that waits for a handler, and stop again."""
+    """Cancel a stop that waits for a handler, and stop again."""
     await stage.begin()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
