@@ -143,10 +143,9 @@ class PostgresBackend(SqlBackend):
                 "timeout": message.timeout,
                 "task": message.task,
             }
-        ids = [message.id for message in new_messages]
         return {
             "queue": self.queue,
-            **_find_ids(ids),
+            "ids": as_array([message.id for message in new_messages]),
             "payloads": as_array([payload.decode() for payload in payloads]),
             "delays": as_array([float(message.delay) for message in new_messages]),
             "max_attempts": as_array([message.max_attempts for message in new_messages]),

@@ -168,39 +168,26 @@ SELECT claim FROM (
 high >= %(low)s AND low <= %(high)s AND ids && %(ids)s::text[]
 
 -- fragment: push_many
--- Add messages in order. If any of them is in flight they are added twice, so that the index of ids
--- refuses them.
-WITH given AS MATERIALIZED (
-  SELECT * FROM unnest(
-    %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(max_attempts)s::integer[],
-    %(timeouts)s::float8[], %(tasks)s::text[]
-  ) WITH ORDINALITY AS t (id, payload, delay, max_attempts, timeout, task, place)
-), done AS (
+-- Add messages in order. Their ids are new: nobody sends a message again.
+WITH done AS (
   INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
   SELECT %(queue)s, id, CASE WHEN delay > 0 THEN 'waiting' ELSE 'ready' END,
     clock_timestamp() + delay * interval '1 second', payload, max_attempts, timeout, task
-  FROM (
-    SELECT * FROM given
-    UNION ALL
-    SELECT * FROM given WHERE EXISTS (
-      SELECT 1 FROM {schema}.jobsync_claim WHERE closed IS NULL AND {has_any_id}
-    )
-  ) AS t
+  FROM unnest(
+    %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(max_attempts)s::integer[],
+    %(timeouts)s::float8[], %(tasks)s::text[]
+  ) WITH ORDINALITY AS t (id, payload, delay, max_attempts, timeout, task, place)
   ORDER BY place RETURNING 1
 )
 
 -- fragment: insert_one
--- Add one message, in a form that is planned only once; twice if it is in flight.
+-- Add one message, in a form that is planned only once.
 INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
-SELECT %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
+VALUES (
+  %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
   clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s,
   %(task)s
-FROM (
-  SELECT 1
-  UNION ALL
-  SELECT 1 FROM {schema}.jobsync_claim
-  WHERE closed IS NULL AND high >= %(id)s AND low <= %(id)s AND %(id)s = ANY (ids)
-) AS t RETURNING 1
+) RETURNING 1
 
 -- fragment: notify
 -- Notify the listeners of a topic.

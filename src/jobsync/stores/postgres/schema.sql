@@ -169,18 +169,13 @@ ALTER COLUMN enqueued SET STORAGE EXTERNAL;
 CREATE INDEX IF NOT EXISTS jobsync_claim_open ON {schema}.jobsync_claim (queue, due)
 WHERE closed IS NULL;
 
--- name: v5_claim_open_ids
--- Finds messages in flight by id. Ids sort by time, so the ids of a claim are close together.
-CREATE INDEX IF NOT EXISTS jobsync_claim_open_ids ON {schema}.jobsync_claim (high, low)
-WHERE closed IS NULL;
-
 -- name: v5_claim_closed
 -- Closed claims of a queue, oldest first.
 CREATE INDEX IF NOT EXISTS jobsync_claim_closed
 ON {schema}.jobsync_claim (queue, closed, claimed) INCLUDE (completed) WHERE closed IS NOT NULL;
 
 -- name: v5_claim_closed_ids
--- Finds completed messages by id.
+-- Finds completed messages by id. Ids sort by time, so the ids of a claim are close together.
 CREATE INDEX IF NOT EXISTS jobsync_claim_closed_ids ON {schema}.jobsync_claim (high, low)
 WHERE closed IS NOT NULL;
 
@@ -216,6 +211,10 @@ DO $jobsync$ BEGIN
   ALTER TABLE {schema}.jobsync_message DROP COLUMN IF EXISTS session, DROP COLUMN IF EXISTS claimed;
 EXCEPTION WHEN dependent_objects_still_exist THEN NULL;
 END $jobsync$;
+
+-- name: v6_drop_claim_open_ids
+-- Claims are open for a short time, so a search for an id among them needs no index.
+DROP INDEX IF EXISTS {schema}.jobsync_claim_open_ids;
 
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
