@@ -189,11 +189,15 @@ class Session:
     @property
     def trusted(self) -> bool:
         """Whether what it holds may be acted on now. Reads the clock each time."""
+        return self.is_trusted_at(self._clock.mono())
+
+    def is_trusted_at(self, now: Mono) -> bool:
+        """Whether what it holds may be acted on, by a time that the caller has just read."""
         # Called for each task of a list, so it only compares where `trust_left` subtracts.
         until = self._trusted_until
         if until is None or self.state != "live" or self._forks != _forks:
             return False
-        return self._clock.mono() < until
+        return now < until
 
     @property
     def trust_left(self) -> float:

@@ -195,8 +195,9 @@ class HandlerSlots:
         return None
 
     async def _handle(self, delivery: Delivery) -> Mono:
-        """Run a message's handler and settle; return when that was done."""
+        """Run a message's handler and settle; return when it has ended."""
         started = self._prepare(delivery)
+        ended = started
         try:
             verdict, overrun = await self._executor.run(delivery)
             if delivery.is_interrupted and not delivery.is_late and isinstance(verdict, Failed):
@@ -208,12 +209,13 @@ class HandlerSlots:
                 self._report_overrun(delivery)
                 # Its thread is occupied until it returns.
                 await asyncio.wait([overrun])
-            self._prefetch.measure(self._clock.mono() - started)
+            ended = self._clock.mono()
+            self._prefetch.measure(ended - started)
         except asyncio.CancelledError:
             self._conclude_cancelled(delivery)
         finally:
             self._release(delivery)
-        return self._clock.mono()
+        return ended
 
     def _prepare(self, delivery: Delivery) -> Mono:
         """Start a handler's time; return when that is."""

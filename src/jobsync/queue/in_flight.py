@@ -132,7 +132,8 @@ class InFlight:
         self._listener = listener
         self._deliveries: dict[str, Delivery] = {}
         self._wakeup = Wakeup(clock, _SHORTEST_WAIT)
-        self._next_check: Mono | None = None
+        self._watched_since: Mono | None = None
+        """Claims that were sent before this need an earlier check than the next one."""
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -160,7 +161,7 @@ class InFlight:
             # Somebody has ended its claim, and no renewal has shown it yet.
             self.lose(former, "its message was claimed again")
         self._deliveries[name] = delivery
-        if self._next_check is None or sent + self._lease < self._next_check:
+        if self._watched_since is None or sent < self._watched_since:
             self._wakeup.set()
         return delivery
 
@@ -172,10 +173,10 @@ class InFlight:
     def check(self, delivery: Delivery) -> bool:
         """Return whether a claim is certainly this worker's; if it is not, lose it."""
         if not (delivery.is_lost or delivery.is_settling):
-            session = self._membership.session
-            if not session.trusted or session.incarnation != delivery.session:
+            session, now = self._membership.session, self._clock.mono()
+            if not session.is_trusted_at(now) or session.incarnation != delivery.session:
                 self.lose(delivery, "the session of this worker is in doubt")
-            elif self._clock.mono() - delivery.sent >= self._lease:
+            elif now - delivery.sent >= self._lease:
                 self.lose(delivery, "its claim could not be renewed in time")
         return not delivery.is_lost
 
@@ -207,8 +208,9 @@ class InFlight:
     async def watch(self) -> None:
         """Lose claims that were not renewed in time, also while an answer is awaited."""
         while True:
-            self._next_check = self._find_next_check()
-            await self._wakeup.wait(self._next_check or self._clock.mono() + self._visibility)
+            check_at = self._find_next_check()
+            self._watched_since = None if check_at is None else check_at + -self._lease
+            await self._wakeup.wait(check_at or self._clock.mono() + self._visibility)
             self._check_all()
 
     async def renew(self) -> None:

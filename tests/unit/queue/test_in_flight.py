@@ -15,7 +15,7 @@ from jobsync.queue.backend import Message, QueueBackend, Receipt
 from jobsync.queue.in_flight import InFlight, WorkerListener
 
 VISIBILITY = 10.0
-SESSION = SimpleNamespace(trusted=True, incarnation="me")
+SESSION = SimpleNamespace(is_trusted_at=lambda _: True, incarnation="me")
 
 
 class ExtendingBackend:

@@ -49,6 +49,9 @@ _REACH_FIX = "check that the server runs and can be reached"
 _WAIT_INTERVAL = 10.0
 """Seconds after which psycopg wakes up while it waits."""
 
+_MAX_PARTS = 32
+"""How many parts of an answer are read at once, of some kilobytes each; others wait meanwhile."""
+
 _USER_DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 5,
     "fallback_application_name": "jobsync",
@@ -188,7 +191,13 @@ class PostgresConnection(AsyncConnection[TupleRow]):
             self._stop_watching()
             return
         try:
-            self._watch(next(exchange) if ready is None else exchange.send(ready))
+            wanted = next(exchange) if ready is None else exchange.send(ready)
+            # What else has come is read now: the loop may be busy for long before it returns here.
+            for _ in range(_MAX_PARTS):
+                if ready != Ready.R or wanted != Wait.R or not self._poll.poll(0):
+                    break
+                wanted = exchange.send(Ready.R)
+            self._watch(wanted)
         except StopIteration as end:
             result.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - the waiting caller gets it
