@@ -21,8 +21,10 @@ from jobsync.user_code import UserTasks
 
 __all__ = ["HandlerSlots", "SlotsOwner", "running_delivery"]
 
-_REFILL_SHARE = 4
-"""More is claimed when a quarter of the prefetched messages is left."""
+_REFILL = 0.25
+_EARLY_REFILL = 0.66
+"""More is claimed when this share of the prefetched messages is left. Instant handlers would have
+handled a quarter before the claim is answered."""
 _TURN = 0.002
 """Seconds for which handlers that never wait may run before everything else has a turn."""
 _CANCEL_TIME = 5.0
@@ -122,7 +124,8 @@ class HandlerSlots:
         most = self._concurrency + prefetch
         # Not one by one: a batch costs as much as a single message. Nor while the store accepts
         # no settlements: the messages in flight are limited.
-        self._refill_at = prefetch // _REFILL_SHARE
+        share = _EARLY_REFILL if self._prefetch.is_instant else _REFILL
+        self._refill_at = int(prefetch * share)
         if len(self._ready) > self._refill_at or len(self._in_flight) > 2 * most or self.is_stuck:
             return 0
         return most - len(self._ready) - len(self.running)
