@@ -141,7 +141,9 @@ class RequestedRun:
 
 
 def _build_lost(request: RunRequest, reason: str) -> HistoryEntry:
-    return HistoryEntry(status="lost", id=request.id, scheduled_time=request.at, error=reason)
+    return HistoryEntry(
+        status="lost", id=request.id, scheduled_time=request.at, error=reason, is_manual=True
+    )
 
 
 def _check_possible(status: ScheduledJobStatus) -> None:

@@ -70,7 +70,8 @@ class Observer:
         """The versions that are not session records, by incarnation."""
         self._dead: dict[str, _Death] = {}
         self.living: frozenset[str] = frozenset()
-        """The sessions that were present and not dead when all were last listed."""
+        """The sessions that were present and not dead when all were last listed; none while only
+        some are watched."""
         self._corruption_log = CorruptionLog(store.name, components.events)
 
     def is_dead(self, incarnation: str) -> bool:
@@ -195,6 +196,7 @@ class Observer:
 
     def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""
+        self.living = frozenset()
         for known in (self._watches, self._timeouts, self._neighbours, self._dead):
             _keep_only(known, incarnations)
 

@@ -264,8 +264,8 @@ class StoredRecords:
             now = await self._store_clock.read()
             changes: dict[str, Put] = {}
             for task, started in list(left.items()):
-                record = found.get(task)
-                if record is not None and record.value == self._sent.get(task):
+                record, sent = found.get(task), self._sent.get(task)
+                if record is not None and sent is not None and record.value == sent:
                     del left[task]
                 elif reason := await self._find_conflict(task, found):
                     refused[task] = reason

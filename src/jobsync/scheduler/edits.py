@@ -86,10 +86,11 @@ class JobEdits:
             told = {name for name, is_special in names.items() if is_special is not None}
             special = {*edits.special} - told | {name for name in names if names[name]}
             revision = edits.revision + 1
-            recent = (*edits.recent, *((revision, name) for name in names))[-_MAX_RECENT:]
-            if len(names) > _MAX_RECENT:
-                # Too many: nobody can tell which.
-                recent = ()
+            recent = (*edits.recent, *((revision, name) for name in names))
+            if len(recent) > _MAX_RECENT:
+                # Whole revisions: one that is cut in two would look complete.
+                cut = recent[-_MAX_RECENT - 1][0]
+                recent = tuple(each for each in recent if each[0] > cut)
             return Edits(
                 revision=revision,
                 special=tuple(sorted(special)),

@@ -308,10 +308,10 @@ class SchedulesStatus:
 
 def _find_last_end(role: RoleStatus | None) -> float | None:
     """Return when a role was released; None if its owner has died, which nobody has noted."""
-    if role is None or role.since is None or not role.past:
+    if role is None or not role.past:
         return None
-    ended = role.past[-1].ended
-    return ended if ended >= role.since else None
+    last = role.past[-1]
+    return last.ended if last.epoch == role.epoch else None
 
 
 async def read_schedules_status(store: Store, components: Components) -> SchedulesStatus:

@@ -42,3 +42,10 @@ async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:
     jobs = await open_job(end("another"))
     with pytest.raises(Unavailable, match="its record was removed as old history"):
         await RequestedRun("job")._look(jobs, REQUEST)
+
+
+async def test_a_run_that_is_lost_was_asked_for() -> None:
+    """Its job was removed before it began."""
+    entry = await RequestedRun("gone")._look(await open_job(Statistics()), REQUEST)
+    assert entry is not None
+    assert (entry.status, entry.is_manual) == ("lost", True)

@@ -107,6 +107,16 @@ async def test_a_death_that_another_observer_writes_first_is_known_at_once() -> 
     assert trio.heir.living == frozenset()
 
 
+async def test_who_watches_only_some_sessions_knows_of_no_others_that_they_live() -> None:
+    """Found: a process that had led took sessions of that time for alive, however long ago."""
+    trio = Trio()
+    victim = await trio.meet()
+    trio.heir.watch_only(set())
+    assert trio.heir.living == frozenset()
+    await trio.heir.check_all()
+    assert trio.heir.living == {victim}
+
+
 async def test_a_death_by_timeout_that_another_observer_writes_first_is_known_at_once() -> None:
     """The same if nobody can see the process: otherwise its silence would be counted anew."""
     trio = Trio()

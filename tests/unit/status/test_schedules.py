@@ -104,13 +104,14 @@ async def test_a_worker_that_stands_back_is_the_reason() -> None:
     assert reason.text.endswith(f"w1 stands back: {why}")
 
 
-async def test_nobody_leads_after_the_leader_has_died() -> None:
-    """When it died is not known."""
+@pytest.mark.parametrize("ended", [2.0, 50.0])
+async def test_nobody_leads_after_the_leader_has_died(ended: float) -> None:
+    """When it died is not known, also if it had taken the role from a dead one."""
     place = Place()
     await place.add_job("a")
     await place.add_worker("w1", ["a"])
     await place.add_worker("w2", ["a"], state="dead", works=[])
-    past = {"epoch": 0, "worker": "w0", "since": 1.0, "ended": 2.0, "why": "stopped"}
+    past = {"epoch": 0, "worker": "w0", "since": 1.0, "ended": ended, "why": "stopped"}
     await place.set_leader("w2.1", past)
     reason = explain(await place.read_job("a"))
     assert (reason.code, reason.since) == ("no-coordinator", None)
