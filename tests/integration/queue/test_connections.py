@@ -15,7 +15,7 @@ from waiting import until
 from jobsync import Database, Document, Job, QueuePlugin, SchedulerPlugin, Task, TTLPlugin
 
 PROMISED = 4
-"""Connections of a worker process, as docs/reference/stores.md says."""
+"""Connections of a worker process, as docs/how-to/prepare-a-store.md says."""
 
 MESSAGES = 300
 
