@@ -327,7 +327,7 @@ def _list_postgres_statements(schema: str, keys: JobKeys) -> list[str]:
         fill_in(_POSTGRES["comment"], {"view": view, "mark": _MARK}) for view in POSTGRES_VIEWS
     ]
     # The notifier needs psycopg, which is an extra.
-    from jobsync.stores.postgres.notifier import channel_of  # noqa: PLC0415
+    from jobsync.stores.postgres.listener import channel_of  # noqa: PLC0415
 
     values = {
         "schema": quote_name(schema),

@@ -129,6 +129,10 @@ async def open_another(store: Store, url: StoreUrl, components: Components) -> S
             from jobsync.stores.objects.quirks import open_like  # noqa: PLC0415 - an extra
 
             return await open_like(store, url, components)
+        case PostgresUrl():
+            from jobsync.stores.postgres.store import PostgresStore  # noqa: PLC0415 - an extra
+
+            return PostgresStore.open_like(store, url, components)
         case _:
             return await open_bare(url, components)
 

@@ -365,11 +365,45 @@ async def test_a_cancelled_wait_for_a_connection_takes_none(url: str, connect: C
         assert await store.get("n/a") is None
 
 
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_statements_that_wait_for_a_lock_do_not_hold_up_the_others(
+    url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, connections: int
+) -> None:
+    """Others run on another connection meanwhile, which is not kept."""
+    monkeypatch.setattr("jobsync.stores.postgres.pool._CHECK_INTERVAL", 0.05)
+    store = await connect(url, max_connections=connections)
+    records = [await store.create(f"n/{number}", 0) for number in range(connections)]
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
+        writes = [asyncio.create_task(store.put(record, 1)) for record in records]
+        async with asyncio.timeout(10):
+            assert len(await asyncio.gather(*(store.get("n/0") for _ in range(20)))) == 20
+        assert not any(write.done() for write in writes)
+    await asyncio.gather(*writes)
+    await asyncio.gather(*(store.get("n/0") for _ in range(20)))
+    assert len(store._pool._idle) == connections
+
+
+async def test_the_statements_of_a_blocked_loop_are_not_long(
+    url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their answers are there already: the connection stays, and no other is opened."""
+    monkeypatch.setattr("jobsync.stores.postgres.pool._CHECK_INTERVAL", 0.3)
+    store = await connect(url, max_connections=1)
+    served = set()
+    for _ in range(3):
+        reads = [asyncio.create_task(store._pool.run("SELECT pg_backend_pid()")) for _ in range(2)]
+        await asyncio.sleep(0)
+        threading.Event().wait(0.7)
+        served |= {pid for ((pid,),) in await asyncio.gather(*reads)}
+    assert len(served) == 1
+
+
 async def test_idle_connections_are_closed(
     url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last used one stays."""
-    store = await connect(url)
+    store = await connect(url, max_connections=3)
     await asyncio.gather(*(store._pool.run("SELECT pg_sleep(0.2)") for _ in range(3)))
     assert len(store._pool._idle) == 3
     monkeypatch.setattr("jobsync.stores.postgres.pool._MAX_IDLE", 0.0)
@@ -395,7 +429,7 @@ async def test_waiting_ends_when_another_process_could_have_written(
 ) -> None:
     """A notification of another store ends a wait, also one of many in a row, and of history."""
     waiter, writer = await connect(url), await connect(url)
-    assert waiter._notifier._listens
+    assert waiter._notifier.listens
     await start_listening(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     async with asyncio.timeout(10):
@@ -536,7 +570,7 @@ async def test_pgbouncer_in_transaction_mode_is_enough(
 ) -> None:
     """Without its own sessions the store polls, prepares nothing, and keeps its guarantees."""
     first, second = await connect(bouncer.locate(name)), await connect(bouncer.locate(name))
-    assert not first._notifier._listens
+    assert not first._notifier.listens
     assert first._pool._prepare_after is None
     await first.create("n", 0)
     await asyncio.gather(*(increment(store, "n") for store in (first, second) for _ in range(20)))

@@ -1,8 +1,8 @@
 """Wakes waiters across processes with LISTEN and NOTIFY: only a hint, nothing relies on it.
 
-Where the server's notifications are received, a waiter is woken within 100 ms of a commit. Behind
-a pooler they are not: then one query every half second checks whether anything was committed on
-the server. Whenever listening starts, all waiters are woken once.
+Where the server's notifications are received, a waiter is woken within 100 ms of a commit; see
+`listener`. Behind a pooler they are not: then one query every half second checks whether anything
+was committed on the server. Whenever listening starts, all waiters are woken once.
 
 NOTIFY takes a server-wide lock at commit, so a process notifies a topic at most once in 50 ms:
 at once after a pause, then at the end of each 50 ms.
@@ -11,55 +11,23 @@ at once after a pause, then at the end of each 50 ms.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any
-
-import psycopg
 
 from jobsync.components import Components
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.postgres.listener import Listener
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
 from jobsync.stores.sql import Parameters, PostgresAccess
 
-__all__ = ["Notifier", "PoolAccess", "channel_of", "receives_notifications"]
+__all__ = ["Notifier", "PoolAccess"]
 
 _COOLDOWN = 0.05
 _POLL_INTERVAL = 0.5
-_PROBE_TIMEOUT = 0.25
-_DIRECT_PROBE_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
 _MAX_COOLDOWNS = 1000
 
 _NOTIFY = "SELECT pg_notify(%s, topic) FROM unnest(%s::text[]) AS t (topic)"
 # Changes whenever a transaction that wrote anything ends; costs no lock.
 _READ_SNAPSHOT = "SELECT pg_current_snapshot()::text"
-
-
-def channel_of(schema: str) -> str:
-    """Return the channel of a schema; all schemas of a database share one set of channels."""
-    return f"jobsync_{sha256(schema.encode()).hexdigest()[:16]}"
-
-
-async def receives_notifications(
-    listener: PostgresConnection, sender: PostgresConnection, channel: str
-) -> bool:
-    """Whether notifications pass from one connection to another. A pooler stops them."""
-    await listener.execute(_listen_to(channel))
-    cursor = await sender.execute("SELECT pg_backend_pid(), pg_notify(%s, '')", [channel])
-    ((server_process, _),) = await cursor.fetchall()
-    # A direct connection knows the server's process, and will receive it in the end.
-    is_direct = server_process == sender.info.backend_pid
-    timeout = _DIRECT_PROBE_TIMEOUT if is_direct else _PROBE_TIMEOUT
-    received = [note async for note in listener.notifies(timeout=timeout, stop_after=1)]
-    # A pooler's session would keep listening for its next client.
-    await listener.execute("UNLISTEN *")
-    return bool(received)
-
-
-def _listen_to(channel: str) -> bytes:
-    return f'LISTEN "{channel}"'.encode()
 
 
 class Notifier:
@@ -76,10 +44,10 @@ class Notifier:
         self, pool: PostgresPool, channel: str, components: Components, *, listens: bool
     ) -> None:
         self.channel = channel
+        self.listens = listens
         self._pool = pool
+        self._components = components
         self._clock = components.clock
-        self._randomness = components.randomness
-        self._listens = listens
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._cooldown_ends: dict[str, float] = {}
         self._deferred: set[str] = set()
@@ -110,7 +78,7 @@ class Notifier:
         self._pool.check_usable()
         woken = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(topic, set()).add(woken)
-        self._start("listen", self._listen if self._listens else self._poll)
+        self._start("listen", self._listen if self.listens else self._poll)
         try:
             async with asyncio.timeout(timeout):
                 await woken
@@ -149,21 +117,30 @@ class Notifier:
             await self._pool.run(_NOTIFY, [self.channel, list(topics)])
 
     async def _listen(self) -> None:
-        """Pass on notifications until cancelled. Wake all on start: some may have been missed."""
-        pause = _FIRST_PAUSE
-        while True:
-            with suppress(psycopg.OperationalError, Misconfigured, Unavailable):
-                connection = await self._pool.connect()
-                try:
-                    await connection.execute(_listen_to(self.channel))
+        """Pass on the notifications that this process receives, until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def receive(topic: str | None) -> None:
+            """Wake waiters from the listener's thread."""
+            if topic is None or topic in self._waiting:
+                # A closed loop has no waiters.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(received.put_nowait, topic)
+
+        received = asyncio.Queue[str | None]()
+        key = (self._pool.conninfo, self.channel)
+        listener = Listener.subscribe(key, self._pool.open_connection, self._components, receive)
+        try:
+            while True:
+                topic = await received.get()
+                if listener.failure is not None:
+                    raise listener.failure
+                if topic is None:
                     self._wake_all()
-                    pause = _FIRST_PAUSE
-                    async for note in connection.notifies():
-                        self._wake(note.payload)
-                finally:
-                    await connection.close()
-            await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                else:
+                    self._wake(topic)
+        finally:
+            listener.unsubscribe(receive)
 
     async def _poll(self) -> None:
         """Wake all whenever something was committed on the server, while anybody waits."""
@@ -228,7 +205,7 @@ class PoolAccess(PostgresAccess):
         self.schema = schema
         self.channel = notifier.channel
         self._pool = pool
-        self._notifier = notifier
+        self.notifier = notifier
 
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
         """Run one statement and return its rows."""
@@ -244,20 +221,20 @@ class PoolAccess(PostgresAccess):
     ) -> list[Any]:
         """Run a statement and wake those who wait for the topic, at once or soon."""
         try:
-            if self._notifier.take_due([topic]):
-                notification = {"channel": self._notifier.channel, "topic": topic}
+            if self.notifier.take_due([topic]):
+                notification = {"channel": self.notifier.channel, "topic": topic}
                 return await self.run(notifying, {**parameters, **notification}, topic)
             rows = await self.run(statement, parameters, topic)
         except OutcomeUnknown:
-            self._notifier.notify_later([topic])
+            self.notifier.notify_later([topic])
             raise
-        self._notifier.notify_later([topic])
+        self.notifier.notify_later([topic])
         return rows
 
     def wake(self, topic: str) -> None:
         """Notify the topic, soon."""
-        self._notifier.notify_later([topic])
+        self.notifier.notify_later([topic])
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was notified."""
-        await self._notifier.wait(topic, timeout)
+        await self.notifier.wait(topic, timeout)

@@ -8,6 +8,10 @@ failure are sent again, a limited number of times.
 Timeouts are on the client's side, because a pooler forgets the settings of a session. A
 connection whose statement timed out is closed and never used again: its late answer would be
 taken for that of the next statement. After an outage the pool reconnects by itself.
+
+Statements share few connections, in the order in which they come: a statement takes milliseconds.
+One that takes over two seconds while others wait (it waits for a lock, or reads very much) does not
+hold them up: they get another connection in place of its own, which is closed at its end.
 """
 
 import asyncio
@@ -40,6 +44,14 @@ _MAX_IDLE = 600.0
 """Seconds after which an idle connection is closed, unless it is the last."""
 _PREPARE_AFTER = 5
 
+_CHECK_INTERVAL = 1.0
+"""Seconds between two looks at the running statements, while others wait."""
+_LONG_CHECKS = 3
+"""A statement that runs at so many looks is long. Looks, not seconds: after user code has blocked
+the loop, the answer may be there already."""
+_MAX_LONG = 6
+"""How many long statements may run beside the others."""
+
 # A dead network would otherwise be noticed only after hours.
 _DEFAULTS: dict[str, int | str] = {
     "connect_timeout": 5,
@@ -63,6 +75,16 @@ class _RolledBack(Exception):
     """The server rolled back a statement that may be sent again unchanged."""
 
 
+class _Running:
+    """A statement under way."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        """How often it was looked at while others waited."""
+        self.is_long = False
+        """Whether another statement runs in its place."""
+
+
 class PostgresPool:
     """Connections to one database, for one event loop of one process, opened as needed.
 
@@ -70,7 +92,11 @@ class PostgresPool:
         url: the database.
         components: clock and randomness, for the pauses between attempts.
         statement_timeout: seconds to wait for an answer.
-        max_connections: how many are open at most.
+        max_connections: how many are open at most, besides those of long statements.
+
+    Attributes:
+        name: the URL without secrets.
+        conninfo: the URL as libpq reads it, with its secrets.
     """
 
     def __init__(
@@ -83,7 +109,7 @@ class PostgresPool:
     ) -> None:
         self.name = str(url)
         self._url = url
-        self._conninfo = _build_conninfo(url)
+        self.conninfo = _build_conninfo(url)
         self._clock = components.clock
         self._randomness = components.randomness
         self._statement_timeout = statement_timeout
@@ -91,8 +117,9 @@ class PostgresPool:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._prepare_after: int | None = None
-        self._max_connections = max_connections
         self._slots = asyncio.Semaphore(max_connections)
+        self._running: set[_Running] = set()
+        self._long_check: asyncio.TimerHandle | None = None
         self._idle: list[tuple[Mono, PostgresConnection]] = []
         """Idle connections, each with the time of its last use; the latest is last."""
 
@@ -108,9 +135,18 @@ class PostgresPool:
             Unavailable: it cannot be reached.
         """
         self.check_usable()
+        return await self.open_connection()
+
+    async def open_connection(self) -> PostgresConnection:
+        """Open a connection on the running event loop, which may be another than the pool's.
+
+        Raises:
+            Misconfigured: the server refuses the connection.
+            Unavailable: it cannot be reached.
+        """
         try:
             connection = await PostgresConnection.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None
+                self.conninfo, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
             # A cause is shown with its error, so one that quotes a secret is left out.
@@ -182,12 +218,16 @@ class PostgresPool:
     async def close(self) -> None:
         """Close all connections; those in use when they are released. Safe to repeat."""
         self._is_closed = True
+        if self._long_check is not None:
+            self._long_check.cancel()
         while self._idle:
             await self._idle.pop()[1].close()
 
     async def _attempt(self, statement: str, parameters: Parameters) -> list[Any]:
         self.check_usable()
         await self._acquire_slot()
+        running = _Running()
+        self._running.add(running)
         try:
             connection = await self._acquire()
             try:
@@ -197,25 +237,41 @@ class PostgresPool:
             except psycopg.Error as error:
                 raise self._to_error(error) from error
             finally:
-                await self.release(connection)
+                await (connection.close() if running.is_long else self.release(connection))
         finally:
-            self._slots.release()
+            self._running.remove(running)
+            if not running.is_long:
+                self._slots.release()
 
     async def _acquire_slot(self) -> None:
-        """Wait until fewer than `max_connections` statements run."""
+        """Wait until fewer than `max_connections` statements run, without the long ones."""
         if not self._slots.locked():
             await self._slots.acquire()
             return
+        if self._long_check is None:
+            self._long_check = self._loop.call_later(_CHECK_INTERVAL, self._check_long)
         try:
             async with asyncio.timeout(self._statement_timeout):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise Unavailable(
                 self.name,
-                f"all {self._max_connections} connections were busy for "
-                f"{self._statement_timeout:g} s",
-                "allow more connections, or send less at once",
+                f"all connections were busy for {self._statement_timeout:g} s",
+                "send less at once",
             ) from error
+
+    def _check_long(self) -> None:
+        """Let others run in place of the statements that take long."""
+        self._long_check = None
+        if not self._slots.locked():
+            return
+        for running in self._running:
+            running.checks += 1
+            long = sum(each.is_long for each in self._running)
+            if running.checks >= _LONG_CHECKS and not running.is_long and long < _MAX_LONG:
+                running.is_long = True
+                self._slots.release()
+        self._long_check = self._loop.call_later(_CHECK_INTERVAL, self._check_long)
 
     async def _acquire(self) -> PostgresConnection:
         """Return an idle connection that the server has not closed, or open one."""

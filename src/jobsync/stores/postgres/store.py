@@ -41,12 +41,8 @@ from jobsync.stores.contract import (
 )
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.postgres.connection import statement_error
-from jobsync.stores.postgres.notifier import (
-    Notifier,
-    PoolAccess,
-    channel_of,
-    receives_notifications,
-)
+from jobsync.stores.postgres.listener import channel_of, receives_notifications
+from jobsync.stores.postgres.notifier import Notifier, PoolAccess
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
 from jobsync.stores.postgres.schema import find_schema, schema_sql, upgrade
 from jobsync.stores.record_codec import (
@@ -75,8 +71,9 @@ __all__ = ["PostgresStore", "schema_sql", "statements_for"]
 STATEMENT_TIMEOUT = 30.0
 """Seconds to wait for an answer: far longer than any statement of this library takes."""
 
-MAX_CONNECTIONS = 8
-"""The most connections of one process, besides one that listens. It starts with one."""
+MAX_CONNECTIONS = 2
+"""The most connections of a store, besides one that listens for all stores of the process, and
+those of long statements. Two, so that a queue settles messages while it claims the next."""
 
 _SQL = load_sql(__file__, "queries.sql")
 
@@ -93,14 +90,12 @@ class PostgresStore(Store):
 
     is_atomic = True
 
-    def __init__(
-        self, pool: PostgresPool, notifier: Notifier, schema: str, components: Components
-    ) -> None:
+    def __init__(self, pool: PostgresPool, access: PoolAccess, components: Components) -> None:
         self.name = pool.name
         self._pool = pool
-        self._notifier = notifier
-        self._access = PoolAccess(pool, notifier, quote_name(schema))
-        self._sql = statements_for(quote_name(schema))
+        self._notifier = access.notifier
+        self._access = access
+        self._sql = statements_for(access.schema)
         self._ids = components.ids
         self._corruption_log = CorruptionLog(self.name, components.events)
 
@@ -136,7 +131,23 @@ class PostgresStore(Store):
                 raise Unavailable(pool.name, reason) from error
             raise
         notifier = Notifier(pool, channel_of(schema), components, listens=listens)
-        return cls(pool, notifier, schema, components)
+        return cls(pool, PoolAccess(pool, notifier, quote_name(schema)), components)
+
+    @classmethod
+    def open_like(cls, store: Store, url: PostgresUrl, components: Components) -> Self:
+        """Open a store that is open already, for another event loop, with one connection.
+
+        That is opened by the first statement.
+        """
+        known = store.sql
+        if not isinstance(known, PoolAccess):
+            raise TypeError(f"{store.name} is not on PostgreSQL.")
+        pool = PostgresPool(url, components, statement_timeout=STATEMENT_TIMEOUT, max_connections=1)
+        listens = known.notifier.listens
+        if listens:
+            pool.prepare_statements()
+        notifier = Notifier(pool, known.channel, components, listens=listens)
+        return cls(pool, PoolAccess(pool, notifier, known.schema), components)
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
