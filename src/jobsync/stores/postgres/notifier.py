@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from jobsync.components import Components
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.connection import PostgresConnection
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
@@ -28,8 +29,7 @@ _COOLDOWN = 0.05
 _POLL_INTERVAL = 0.5
 _PROBE_TIMEOUT = 0.25
 _DIRECT_PROBE_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_BACKOFF = ExponentialBackoff(first=0.1, longest=5.0, jitter=0.5)
 _MAX_COOLDOWNS = 1000
 
 _NOTIFY = "SELECT pg_notify(%s, topic) FROM unnest(%s::text[]) AS t (topic)"
@@ -150,20 +150,20 @@ class Notifier:
 
     async def _listen(self) -> None:
         """Pass on notifications until cancelled. Wake all on start: some may have been missed."""
-        pause = _FIRST_PAUSE
+        attempt = 0
         while True:
             with suppress(psycopg.OperationalError, Misconfigured, Unavailable):
                 connection = await self._pool.connect()
                 try:
                     await connection.execute(_listen_to(self.channel))
                     self._wake_all()
-                    pause = _FIRST_PAUSE
+                    attempt = 0
                     async for note in connection.notifies():
                         self._wake(note.payload)
                 finally:
                     await connection.close()
-            await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            attempt += 1
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
     async def _poll(self) -> None:
         """Wake all whenever something was committed on the server, while anybody waits."""
