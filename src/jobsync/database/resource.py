@@ -33,10 +33,9 @@ from jobsync.database.resource_records import ResourceRecords
 from jobsync.database.validation import Validator
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
 from jobsync.stores.contract import Record
+from jobsync.stores.paging import split_pages
 
 __all__ = ["MessageSink", "Resource"]
-
-_PAGE = 1000
 
 
 class MessageSink(Protocol):
@@ -220,8 +219,8 @@ class Resource(ReadableResource):
         # Listed once, so that it ends even while others keep inserting.
         ids = await self._find_ids()
         try:
-            for start in range(0, len(ids), _PAGE):
-                result = await remove_many(self.records.keyspace, ids[start : start + _PAGE])
+            for part in split_pages(ids):
+                result = await remove_many(self.records.keyspace, part)
                 self.records.report_deleted(*result.written)
                 self._check_complete(result)
                 count += len(result.written)

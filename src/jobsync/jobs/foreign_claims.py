@@ -20,9 +20,10 @@ from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.paging import scan_pages, split_pages
 
 __all__ = [
-    "PAGE_SIZE",
+    "CLAIM_PAGE",
     "Claim",
     "ClaimState",
     "ForeignClaims",
@@ -33,7 +34,7 @@ __all__ = [
 
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
-PAGE_SIZE = 5000
+CLAIM_PAGE = 5000
 """Claims that are read in one request."""
 
 
@@ -73,22 +74,18 @@ async def scan_claims(
     store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog
 ) -> list[Claim]:
     """Return all claims of a date."""
-    found: list[Claim] = []
-    after = ""
-    while True:
-        records = await store.scan(keys.claims(day), after=after, limit=PAGE_SIZE)
-        found += corruption_log.read_all(read_claim, records)
-        if len(records) < PAGE_SIZE:
-            return found
-        after = records[-1].key
+    pages = scan_pages(store, keys.claims(day), size=CLAIM_PAGE)
+    return [
+        claim async for records in pages for claim in corruption_log.read_all(read_claim, records)
+    ]
 
 
 async def read_claims(
     store: Store, keys: Sequence[str], corruption_log: CorruptionLog
 ) -> AsyncIterator[tuple[Record, Claim]]:
     """Yield the claims with these keys that exist and can be read, each after its record."""
-    for at in range(0, len(keys), PAGE_SIZE):
-        found = await read_each(store, keys[at : at + PAGE_SIZE], corruption_log.report)
+    for page in split_pages(keys, CLAIM_PAGE):
+        found = await read_each(store, page, corruption_log.report)
         for record in found.values():
             if record is None or record.deleted:
                 continue
@@ -170,18 +167,12 @@ class ForeignClaims:
         """
         done = {"state": "done", **({} if self._once_per_date else recent)}
         wanted = {"$or": [{"state": "running"}, done]}
-        after = ""
-        while True:
-            records = await self._store.scan(
-                self._keys.claims(self._day), after=after, limit=PAGE_SIZE, where=wanted
-            )
+        prefix = self._keys.claims(self._day)
+        async for records in scan_pages(self._store, prefix, where=wanted, size=CLAIM_PAGE):
             for claim in self._corruption_log.read_all(read_claim, records):
                 # The token in the claim may be of earlier settings.
                 if self._token_of(claim.task) in tokens:
                     self.remember(claim)
-            if len(records) < PAGE_SIZE:
-                break
-            after = records[-1].key
         self.watch_owners()
 
     async def refresh(self) -> None:

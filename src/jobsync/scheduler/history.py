@@ -21,10 +21,10 @@ from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.results import describe_result
 from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import head_pages
 
 __all__ = ["HistoryEntry", "JobHistory", "build_entry", "convert_record", "describe_end"]
 
-_PAGE = 1000
 _COUNTED_PAGE = 10_000
 """Entries that are counted with one request."""
 _COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
@@ -198,26 +198,20 @@ class JobHistory:
         if newest is not None:
             cut = min(cut, newest)
         removed = 0
-        while old := await self._get_store().heads(prefix, after=cut, limit=_PAGE):
+        async for old in head_pages(self._get_store(), prefix, after=cut):
             kept = {self.run_key(name, run) for run in await list_running()}
             keys = [head.key for head in old if head.key not in kept]
             await self._get_store().drop(keys)
             removed += len(keys)
-            if len(old) < _PAGE:
-                break
-            cut = old[-1].key
         return removed
 
     async def _find_key(self, prefix: str, position: int) -> str | None:
         """Return the key at a position, counted from 1; "" for 0, None if there are fewer."""
-        key = ""
-        while position > 0:
-            limit = min(position, _COUNTED_PAGE)
-            heads = await self._get_store().heads(prefix, after=key, limit=limit)
-            if len(heads) < limit:
-                return None
-            key, position = heads[-1].key, position - limit
-        return key
+        key, count = "", 0
+        pages = head_pages(self._get_store(), prefix, size=_COUNTED_PAGE, limit=position)
+        async for heads in pages:
+            key, count = heads[-1].key, count + len(heads)
+        return key if count == position else None
 
     def run_key(self, name: str, run: ActiveRun) -> str:
         """Return the key of a firing. One instant has one key, unless it was fired by hand."""

@@ -46,6 +46,7 @@ from jobsync.queue.backend import (
 from jobsync.queue.sql.message_rows import ClaimedRow, encode_error, read_infos, read_message
 from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import split_pages
 from jobsync.stores.scan import check_age, check_limit
 from jobsync.stores.sql import SqlAccess
 
@@ -400,8 +401,7 @@ def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
     if ids is None:
         yield from itertools.repeat(None)
     else:
-        for start in range(0, len(ids), _REDRIVE_BATCH):
-            yield ids[start : start + _REDRIVE_BATCH]
+        yield from split_pages(ids, _REDRIVE_BATCH)
 
 
 def _unwrap_connection(connection: object) -> object:
