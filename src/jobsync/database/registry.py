@@ -19,6 +19,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
 from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
+from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.index_entries import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
@@ -160,6 +161,12 @@ class ResourceRegistry:
         self._dropped = Keyspace(get_store, DROPPED, components, "dropped resource")
         # A reader must not put back what another task of this process has changed meanwhile.
         self._lock = asyncio.Lock()
+
+    def list_fields(self, name: str, fields: Fields | None) -> list[str] | None:
+        """Return the fields of a resource's records; None if nobody has described them."""
+        if fields is None and (known := self.resources.get(name)):
+            fields = known.definition.schema.fields
+        return [*fields, "id", CREATED, UPDATED] if fields else None
 
     async def define(
         self,

@@ -117,6 +117,11 @@ class Supervisor:
         task.add_done_callback(self._work.discard)
         return task
 
+    def run_once(self, work: Work, name: str) -> None:
+        """Run work in the background, unless work with this name runs already."""
+        if name not in self.list_running():
+            self.run(work, name)
+
     async def cancel(self, name: str) -> None:
         """Cancel work with this name, and wait until it has ended."""
         tasks = {task for task in _others(self._work) if task.get_name() == name}
