@@ -23,9 +23,10 @@ from jobsync.coordination.clock_skew import WriteTimes
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
+from jobsync.errors import Corrupt, Misconfigured, Unavailable
 from jobsync.processes import ProcessIdentity
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.stores.corruption_log import convert_record
 from jobsync.stores.settling import SettlingStore
 
 __all__ = [
@@ -104,10 +105,7 @@ def read_session_record(record: Record) -> SessionRecord:
     """
     if record.format > 1:
         raise Corrupt(record.key, f"its format {record.format} is newer than this library")
-    try:
-        return msgspec.convert(record.value, SessionRecord)
-    except (msgspec.ValidationError, Invalid) as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, SessionRecord)
 
 
 class HookFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,18 +41,6 @@ __all__ = ["MessageSink", "Resource"]
 class MessageSink(Protocol):
     """What a resource enqueues its messages to: a queue, in practice."""
 
-    async def enqueue(
-        self,
-        data: Mapping[str, Json],
-        *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
-    ) -> str:
-        """Enqueue one message; return its id."""
-        ...
-
     async def enqueue_many(
         self,
         data: Sequence[Mapping[str, Json]],
@@ -253,9 +241,10 @@ class Resource(ReadableResource):
             Invalid: this resource has no queue here, or an option is invalid.
             OutcomeUnknown: it may or may not have been enqueued.
         """
-        return await self._get_queue().enqueue(
-            data, delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
+        (name,) = await self.enqueue_many(
+            [data], delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
         )
+        return name
 
     async def enqueue_many(
         self,

@@ -306,13 +306,6 @@ class Claims:
         keys = [self._keys.claim(self._day, task) for task in tasks]
         return await find_done(self._store, keys, self._corruption_log)
 
-    def is_abandoned(self, claim: Claim) -> bool:
-        """Whether a claim is recorded as running but its owner is dead."""
-        owner = claim.owner
-        if claim.state != "running" or owner == self._membership.incarnation:
-            return False
-        return self._membership.is_dead(owner)
-
     @contextmanager
     def _claiming(self, tasks: Mapping[str, int]) -> Iterator[None]:
         self._in_flight |= tasks

@@ -16,10 +16,9 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_each
 from jobsync.stores.paging import scan_pages, split_pages
 
 __all__ = [
@@ -64,10 +63,7 @@ def read_claim(record: Record) -> Claim:
     Raises:
         Corrupt: no version of this library wrote this.
     """
-    try:
-        return msgspec.convert(record.value, Claim)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, Claim)
 
 
 async def scan_claims(

@@ -24,6 +24,7 @@ from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NodeRestored
 from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import convert_record
 
 if TYPE_CHECKING:
     from jobsync.jobs.job_node import JobNode
@@ -92,10 +93,7 @@ def read_node_record(record: Record) -> NodeRecord:
     Raises:
         Corrupt: no version of this library wrote this.
     """
-    try:
-        return msgspec.convert(record.value, NodeRecord)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, NodeRecord)
 
 
 def find_candidates(nodes: Iterable[NodeRecord], dead: Collection[str]) -> list[NodeRecord]:

@@ -17,9 +17,8 @@ from jobsync.core.codec import Json
 from jobsync.core.job_state import JobDefinition
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, NewerFormat
-from jobsync.scheduler.history import convert_record
 from jobsync.stores.contract import Applied, Put, Record, find_applied
-from jobsync.stores.corruption_log import read_each
+from jobsync.stores.corruption_log import convert_record, read_each
 
 __all__ = ["CodeVersions", "Defined", "digest_code"]
 

@@ -27,9 +27,9 @@ from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat
 from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.edits import JobEdits
-from jobsync.scheduler.history import JobHistory, convert_record
+from jobsync.scheduler.history import JobHistory
 from jobsync.stores.contract import Put, Record, Store, find_applied
-from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_each
 from jobsync.stores.paging import head_pages, scan_pages, split_pages
 
 __all__ = ["SCHEDULES", "JobStore", "Progress", "StoredJob", "list_namespaces"]

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
-from jobsync.errors import Corrupt
+import msgspec
+
+from jobsync.errors import Corrupt, Invalid
 from jobsync.events import Event, Events
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["CorruptionLog", "RecordSetAside", "read_each"]
+__all__ = ["CorruptionLog", "RecordSetAside", "convert_record", "read_each"]
 
 
 T = TypeVar("T")
@@ -54,6 +56,18 @@ class CorruptionLog:
             self._events.emit(
                 RecordSetAside(store=self._store, key=corrupt.key, reason=corrupt.detail)
             )
+
+
+def convert_record(record: Record, kind: type[T]) -> T:
+    """Return the value of a record, decoded.
+
+    Raises:
+        Corrupt: no version of this library wrote it.
+    """
+    try:
+        return msgspec.convert(record.value, kind)
+    except (msgspec.ValidationError, Invalid) as error:
+        raise Corrupt(record.key, str(error)) from error
 
 
 async def read_each(
