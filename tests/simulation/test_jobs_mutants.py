@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 import job_stories
+import msgspec
 import pytest
 from job_fleet import DAY
 from msgspec.structs import replace
@@ -132,12 +133,13 @@ def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
 
 def reclaims_at_once(patch: pytest.MonkeyPatch) -> None:
     """The running tasks of a dead node are started again without `reclaim_after`."""
-    init = Claims.__init__
+    init = ForeignClaims.__init__
 
-    def hasty(self: Claims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **{**options, "reclaim_after": 0.0})
+    def hasty(self: ForeignClaims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._rules = msgspec.structs.replace(self._rules, reclaim_after=0.0)
 
-    patch.setattr(Claims, "__init__", hasty)
+    patch.setattr(ForeignClaims, "__init__", hasty)
 
 
 def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
@@ -320,8 +322,9 @@ def forgets_what_others_did_on_a_date(patch: pytest.MonkeyPatch) -> None:
     """A node knows only what it has done itself on a date."""
     find_conflict, init = Claims._find_conflict, ForeignClaims.__init__
 
-    def forgetful(self: ForeignClaims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **{**options, "once_per_date": False})
+    def forgetful(self: ForeignClaims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._rules = msgspec.structs.replace(self._rules, once_per_date=False)
 
     def find(self: Claims, record: Record, claim: Any, number: int, known: Any) -> str:
         with patch.context() as during:

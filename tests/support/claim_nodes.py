@@ -11,6 +11,7 @@ from jobsync import Components, Membership, Unavailable
 from jobsync.core.clock import Wall
 from jobsync.events import Events
 from jobsync.jobs.claims import Claims
+from jobsync.jobs.foreign_claims import ClaimRules
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Change, Outcome, Record, Unknown
 from jobsync.stores.decorator import StoreDecorator
@@ -92,7 +93,6 @@ class ClaimNodes:
         """Create a node; its session has the same name."""
         settings = {
             "reclaim_after": RECLAIM_AFTER,
-            "reclaim_ended_after": 0.0,
             "handover_memory": MEMORY,
             "once_per_date": False,
         } | options
@@ -106,7 +106,7 @@ class ClaimNodes:
             DAY,
             name,
             lambda _: TOKEN,
-            **settings,
+            ClaimRules(**settings),
         )
 
     def pass_time(self, seconds: float) -> None:

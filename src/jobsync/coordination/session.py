@@ -35,6 +35,7 @@ __all__ = [
     "WITHHELD",
     "HookFailure",
     "Session",
+    "SessionOwner",
     "SessionRecord",
     "SessionState",
     "count_forks",
@@ -138,15 +139,28 @@ def read_withheld(record: SessionRecord) -> dict[str, str]:
         return {}
 
 
+class SessionOwner(msgspec.Struct, frozen=True):
+    """A worker, which has one session after the other.
+
+    Attributes:
+        store: where its sessions are recorded.
+        components: time, randomness and events.
+        timing: the heartbeat interval and the timeout.
+        worker: its id, the same for all its sessions.
+        facts: published for other workers.
+    """
+
+    store: Store
+    components: Components
+    timing: Timing
+    worker: str
+    facts: Mapping[str, Json] = {}
+
+
 class Session:
     """One incarnation of one worker. The owner calls `open`, then `heartbeat` once an interval.
 
-    Args:
-        store: where it is recorded; its writes are settled for at most one heartbeat interval.
-        components: time, randomness and events.
-        timing: the heartbeat interval and the timeout.
-        worker: the worker's id, the same for all its incarnations.
-        facts: published for other workers.
+    Its writes are settled for at most one heartbeat interval.
 
     Attributes:
         heartbeats: how many heartbeats were applied.
@@ -157,24 +171,18 @@ class Session:
         writes: its latest writes that are known to be applied, by version.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        components: Components,
-        timing: Timing,
-        worker: str,
-        facts: Mapping[str, Json] | None = None,
-    ) -> None:
+    def __init__(self, owner: SessionOwner) -> None:
+        components, timing = owner.components, owner.timing
         self.state: SessionState = "new"
-        self.worker = worker
+        self.worker = owner.worker
         self.incarnation = ""
         self.heartbeats = 0
         self.lapses = 0
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
-        self.facts = dict(facts or {})
+        self.facts = dict(owner.facts)
         self.writes: dict[str, WriteTimes] = {}
-        self._store = SettlingStore(store, components, deadline=timing.heartbeat)
+        self._store = SettlingStore(owner.store, components, deadline=timing.heartbeat)
         self._clock = components.clock
         self._ids = components.ids
         self._process = components.processes.identify() or msgspec.UNSET

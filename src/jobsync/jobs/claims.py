@@ -23,6 +23,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.jobs.foreign_claims import (
     Claim,
+    ClaimRules,
     ClaimState,
     ForeignClaims,
     find_done,
@@ -51,10 +52,7 @@ class Claims:
         day: the date.
         node: this node's name.
         token_of: returns a task's token.
-        reclaim_after: seconds between an owner's death and the next claim of its tasks.
-        reclaim_ended_after: likewise, if the owner's process had ended.
-        handover_memory: seconds for which tasks that others finished around a handover are refused.
-        once_per_date: whether a task that is done is never done again on the same date.
+        rules: when a task may be claimed that another node has claimed.
     """
 
     def __init__(
@@ -66,11 +64,7 @@ class Claims:
         day: date,
         node: str,
         token_of: Callable[[str], int],
-        *,
-        reclaim_after: float,
-        reclaim_ended_after: float,
-        handover_memory: float,
-        once_per_date: bool,
+        rules: ClaimRules,
     ) -> None:
         self._store = store
         self.store_clock = StoreClock(store, components.clock)
@@ -78,21 +72,11 @@ class Claims:
         self._keys = keys
         self._day = day
         self._node = node
-        self.handover_memory = handover_memory
-        self._once_per_date = once_per_date
+        self.handover_memory = rules.handover_memory
+        self._once_per_date = rules.once_per_date
         self._corruption_log = CorruptionLog(store.name, components.events)
         self.foreign = ForeignClaims(
-            store,
-            components,
-            membership,
-            keys,
-            day,
-            self._corruption_log,
-            token_of,
-            reclaim_after=reclaim_after,
-            reclaim_ended_after=reclaim_ended_after,
-            handover_memory=handover_memory,
-            once_per_date=once_per_date,
+            store, components, membership, keys, day, self._corruption_log, token_of, rules
         )
         self._running: dict[str, Record] = {}
         self._ending: set[str] = set()

@@ -24,6 +24,7 @@ from jobsync.stores.paging import scan_pages, split_pages
 __all__ = [
     "CLAIM_PAGE",
     "Claim",
+    "ClaimRules",
     "ClaimState",
     "ForeignClaims",
     "find_done",
@@ -107,6 +108,22 @@ class _Refusal(msgspec.Struct, frozen=True):
     """None: until the owner is dead or has ended the task."""
 
 
+class ClaimRules(msgspec.Struct, frozen=True, kw_only=True):
+    """When a node may claim what another node has claimed before.
+
+    Attributes:
+        reclaim_after: seconds between an owner's death and the next claim of its tasks.
+        reclaim_ended_after: likewise, if the owner's process had ended.
+        handover_memory: seconds for which tasks that others finished around a handover are refused.
+        once_per_date: whether a task that is done is never done again on the same date.
+    """
+
+    reclaim_after: float
+    reclaim_ended_after: float = 0.0
+    handover_memory: float
+    once_per_date: bool
+
+
 class ForeignClaims:
     """The claims of other nodes on one date, as far as this node knows them.
 
@@ -118,10 +135,7 @@ class ForeignClaims:
         day: the date.
         corruption_log: reports records that cannot be read.
         token_of: returns a task's token.
-        reclaim_after: seconds between an owner's death and the next claim of its tasks.
-        reclaim_ended_after: likewise, if the owner's process had ended.
-        handover_memory: seconds for which tasks that others have just finished are refused.
-        once_per_date: whether a task that is done is never done again on the same date.
+        rules: when a task may be claimed that another node has claimed.
     """
 
     def __init__(
@@ -133,11 +147,7 @@ class ForeignClaims:
         day: date,
         corruption_log: CorruptionLog,
         token_of: Callable[[str], int],
-        *,
-        reclaim_after: float,
-        reclaim_ended_after: float,
-        handover_memory: float,
-        once_per_date: bool,
+        rules: ClaimRules,
     ) -> None:
         self._store = store
         self._clock = components.clock
@@ -146,10 +156,7 @@ class ForeignClaims:
         self._day = day
         self._corruption_log = corruption_log
         self._token_of = token_of
-        self._reclaim_after = reclaim_after
-        self._reclaim_ended_after = reclaim_ended_after
-        self._handover_memory = handover_memory
-        self._once_per_date = once_per_date
+        self._rules = rules
         self._refusals: dict[str, _Refusal] = {}
         self._died_at: dict[str, Mono] = {}
         self._refreshed = components.clock.mono()
@@ -161,7 +168,7 @@ class ForeignClaims:
             tokens: the tokens.
             recent: a filter for claims that have just ended.
         """
-        done = {"state": "done", **({} if self._once_per_date else recent)}
+        done = {"state": "done", **({} if self._rules.once_per_date else recent)}
         wanted = {"$or": [{"state": "running"}, done]}
         prefix = self._keys.claims(self._day)
         async for records in scan_pages(self._store, prefix, where=wanted, size=CLAIM_PAGE):
@@ -177,7 +184,7 @@ class ForeignClaims:
         Their owners' deaths are watched; their ends are not.
         """
         now = self._clock.mono()
-        if now - self._refreshed < self._handover_memory:
+        if now - self._refreshed < self._rules.handover_memory:
             return
         self._refreshed = now
         keys = [refusal.key for refusal in self._refusals.values() if refusal.until is None]
@@ -197,10 +204,11 @@ class ForeignClaims:
             return
         key = self._keys.claim(self._day, claim.task)
         forever = Mono(math.inf)
-        until = forever if self._once_per_date else self._clock.mono() + self._handover_memory
+        rules = self._rules
+        until = forever if rules.once_per_date else self._clock.mono() + rules.handover_memory
         if claim.state == "running":
             self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, None)
-        elif claim.state == "done" and (self._once_per_date or finished):
+        elif claim.state == "done" and (rules.once_per_date or finished):
             self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, until)
         else:
             self._refusals.pop(claim.task, None)
@@ -254,4 +262,5 @@ class ForeignClaims:
             return False
         # Otherwise its process may still be doing the task without knowing that it is dead.
         has_ended = self._membership.has_process_ended(refusal.owner)
-        return now - died_at >= (self._reclaim_ended_after if has_ended else self._reclaim_after)
+        rules = self._rules
+        return now - died_at >= (rules.reclaim_ended_after if has_ended else rules.reclaim_after)
