@@ -16,7 +16,7 @@ from job_fleet import DAY
 from msgspec.structs import replace
 from mutants import catches
 
-from jobsync.components import Components
+from jobsync.coordination.membership import Membership
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
 from jobsync.core.clock import Clock
@@ -230,9 +230,9 @@ def finds_claims_by_token(patch: pytest.MonkeyPatch) -> None:
     """With another number of tokens a node finds no earlier claim of a task."""
     init = Claims.__init__
 
-    def keyed(self: Claims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **options)
-        self._keys = self.foreign._keys = TokenKeys(self._keys.name, arguments[6])
+    def keyed(self: Claims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._keys = self.foreign._keys = TokenKeys(self._keys.name, self.foreign._token_of)
         self.foreign._token_of = lambda _: -1
 
     patch.setattr(Claims, "__init__", keyed)
@@ -358,10 +358,10 @@ def dates_ends_by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     """The end of a task has the time of the node that did it, not the store's."""
     init = Claims.__init__
 
-    def misdate(
-        self: Claims, store: Store, components: Components, *others: Any, **kw: Any
-    ) -> None:
-        init(self, MisdatingStore(store, components.clock), components, *others, **kw)
+    def misdate(self: Claims, membership: Membership, *others: Any) -> None:
+        init(self, membership, *others)
+        clock = membership.components.clock
+        self._store = self._unclosed._store = MisdatingStore(self._store, clock)
 
     patch.setattr(Claims, "__init__", misdate)
 

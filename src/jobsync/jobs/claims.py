@@ -18,7 +18,6 @@ from datetime import date
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.jobs.foreign_claims import (
@@ -33,7 +32,7 @@ from jobsync.jobs.foreign_claims import (
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.store_clock import StoreClock
 from jobsync.jobs.unclosed_claims import UnclosedClaims
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
+from jobsync.stores.contract import Applied, Conflicted, Put, Record, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["Claims"]
@@ -45,8 +44,6 @@ class Claims:
     """One node's claims of one date.
 
     Args:
-        store: holds the claims.
-        components: the clocks.
         membership: the session that the claims depend on; knows which others are dead.
         keys: the fleet's keys.
         day: the date.
@@ -57,8 +54,6 @@ class Claims:
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
         membership: Membership,
         keys: JobKeys,
         day: date,
@@ -66,6 +61,7 @@ class Claims:
         token_of: Callable[[str], int],
         rules: ClaimRules,
     ) -> None:
+        store, components = membership.store, membership.components
         self._store = store
         self.store_clock = StoreClock(store, components.clock)
         self._membership = membership
@@ -75,9 +71,7 @@ class Claims:
         self.handover_memory = rules.handover_memory
         self._once_per_date = rules.once_per_date
         self._corruption_log = CorruptionLog(store.name, components.events)
-        self.foreign = ForeignClaims(
-            store, components, membership, keys, day, self._corruption_log, token_of, rules
-        )
+        self.foreign = ForeignClaims(membership, keys, day, self._corruption_log, token_of, rules)
         self._running: dict[str, Record] = {}
         self._ending: set[str] = set()
         # A task in here can be claimed again without reading its record first.

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
@@ -128,8 +127,6 @@ class ForeignClaims:
     """The claims of other nodes on one date, as far as this node knows them.
 
     Args:
-        store: holds the claims.
-        components: the clock.
         membership: this node's session; knows which other sessions are dead.
         keys: the fleet's keys.
         day: the date.
@@ -140,8 +137,6 @@ class ForeignClaims:
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
         membership: Membership,
         keys: JobKeys,
         day: date,
@@ -149,8 +144,8 @@ class ForeignClaims:
         token_of: Callable[[str], int],
         rules: ClaimRules,
     ) -> None:
-        self._store = store
-        self._clock = components.clock
+        self._store = membership.store
+        self._clock = membership.components.clock
         self._membership = membership
         self._keys = keys
         self._day = day
@@ -159,7 +154,7 @@ class ForeignClaims:
         self._rules = rules
         self._refusals: dict[str, _Refusal] = {}
         self._died_at: dict[str, Mono] = {}
-        self._refreshed = components.clock.mono()
+        self._refreshed = self._clock.mono()
 
     async def load(self, tokens: Collection[int], recent: Mapping[str, Json]) -> None:
         """Read what others are doing, or have just done, under tokens that this node gains.

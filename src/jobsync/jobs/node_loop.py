@@ -108,16 +108,12 @@ class NodeLoop:
         self._reviewing_pins = asyncio.Lock()
         self._facts = dict(facts or {})
         key = self._keys.node(settings.node)
-        self._registration = Registration(store, components, membership, key, self._facts)
+        self._registration = Registration(membership, key, self._facts)
         day, node = settings.day, settings.node
-        self.claims = Claims(
-            store, components, membership, self._keys, day, node, self.token, settings
-        )
+        self.claims = Claims(membership, self._keys, day, node, self.token, settings)
         self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
         self.pins = PinStore(store, components, self._keys, self.token)
         self._rebalancer = Rebalancer(
-            store,
-            components,
             membership,
             self._keys,
             total=settings.total_tokens,
