@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -14,6 +14,7 @@ from jobsync.cli.options import (
     json_option,
     limit_option,
     now,
+    option,
     reason_option,
     run_on_store,
     url_option,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["schedules"]
 
 T = TypeVar("T")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 INTERRUPTED = 130
 """The exit code that shells expect of a command that Ctrl-C has ended."""
@@ -41,20 +41,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _read_span = re.compile(r"(\d{1,9})([smhd])").fullmatch
 
-
-def namespace_option(command: _Function) -> _Function:
-    """Add --namespace, the namespace of a scheduler."""
-    return click.option(
-        "--namespace",
-        envvar="JOBSYNC_NAMESPACE",
-        show_envvar=True,
-        help="Namespace of the scheduler; needed only if several have a job of this name.",
-    )(command)
-
-
-def job_argument(command: _Function) -> _Function:
-    """Add NAME, the name of a job."""
-    return click.argument("name", envvar="JOBSYNC_JOB")(command)
+namespace_option = option(
+    "--namespace",
+    envvar="JOBSYNC_NAMESPACE",
+    help="Namespace of the scheduler; needed only if several have a job of this name.",
+)
+job_argument = click.argument("name", envvar="JOBSYNC_JOB")
 
 
 @click.group()
@@ -85,13 +77,12 @@ def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
 
 @schedules.command("next")
 @job_argument
-@click.option(
+@option(
     "-n",
     "--count",
     default=5,
     type=click.IntRange(1, 10_000),
     envvar="JOBSYNC_COUNT",
-    show_envvar=True,
     show_default=True,
     help="How many instants.",
 )
@@ -108,19 +99,17 @@ def next_(name: str, count: int, url: str | None, namespace: str | None, *, as_j
 
 @schedules.command()
 @click.argument("name", required=False, envvar="JOBSYNC_JOB")
-@click.option(
+@option(
     "--status",
     "statuses",
     type=click.Choice(STATUSES),
     multiple=True,
     envvar="JOBSYNC_STATUS",
-    show_envvar=True,
     help="Only runs with this status; repeat it for several.",
 )
-@click.option(
+@option(
     "--since",
     envvar="JOBSYNC_SINCE",
-    show_envvar=True,
     callback=lambda _, __, text: None if text is None else _read_since(text),
     help="Only runs that were due since then: 90m, 2d, 2026-01-31 or 2026-01-31T18:00.",
 )
@@ -202,16 +191,14 @@ def resume(name: str, url: str | None, namespace: str | None, *, as_json: bool) 
 
 @schedules.command()
 @job_argument
-@click.option(
+@option(
     "--schedule",
     envvar="JOBSYNC_NEW_SCHEDULE",
-    show_envvar=True,
     help='When it fires: "0 3 * * *", @daily or "@every 90s".',
 )
-@click.option(
+@option(
     "--timezone",
     envvar="JOBSYNC_NEW_TIMEZONE",
-    show_envvar=True,
     help="Time zone of its schedule, such as Europe/Berlin.",
 )
 @namespace_option
@@ -241,11 +228,10 @@ def update(
 
 @schedules.command()
 @job_argument
-@click.option(
+@option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     envvar="JOBSYNC_TIMEOUT",
-    show_envvar=True,
     help="Seconds to wait for the end of the run; by default until it ends.",
 )
 @namespace_option
