@@ -17,7 +17,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
 from jobsync.stores.paging import scan_pages, split_pages
 
 __all__ = [
@@ -81,10 +81,8 @@ async def read_claims(
 ) -> AsyncIterator[tuple[Record, Claim]]:
     """Yield the claims with these keys that exist and can be read, each after its record."""
     for page in split_pages(keys, CLAIM_PAGE):
-        found = await read_each(store, page, corruption_log.report)
+        found = await read_existing(store, page, corruption_log.report)
         for record in found.values():
-            if record is None or record.deleted:
-                continue
             if (claim := corruption_log.read(read_claim, record)) is not None:
                 yield record, claim
 

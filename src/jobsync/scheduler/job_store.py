@@ -29,7 +29,7 @@ from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.edits import JobEdits
 from jobsync.scheduler.history import JobHistory
 from jobsync.stores.contract import Put, Record, Store, find_applied
-from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
 from jobsync.stores.paging import head_pages, scan_pages, split_pages
 
 __all__ = ["SCHEDULES", "JobStore", "Progress", "StoredJob", "list_namespaces"]
@@ -116,10 +116,8 @@ class JobStore:
         found: dict[str, StoredJob] = {}
         for part in split_pages(names):
             page = {self._jobs.key(name): name for name in part}
-            records = await read_each(self.store, list(page), self._corruption_log.report)
+            records = await read_existing(self.store, list(page), self._corruption_log.report)
             for key, record in records.items():
-                if record is None or record.deleted:
-                    continue
                 if (stored := self._corruption_log.read(self._decode, record)) is not None:
                     found[page[key]] = stored
         return found

@@ -10,7 +10,7 @@ from jobsync.errors import Corrupt, Invalid
 from jobsync.events import Event, Events
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["CorruptionLog", "RecordSetAside", "convert_record", "read_each"]
+__all__ = ["CorruptionLog", "RecordSetAside", "convert_record", "read_each", "read_existing"]
 
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class CorruptionLog:
         self._events = events
         self._reported: set[tuple[str, str]] = set()
 
-    def read(self, decode: Callable[[R], T], stored: R) -> T | None:
+    def read(self, decode: Callable[[R], T | None], stored: R) -> T | None:
         """Decode stored data; if it is corrupt, report it and return None."""
         try:
             return decode(stored)
@@ -44,8 +44,8 @@ class CorruptionLog:
             self.report(corrupt)
             return None
 
-    def read_all(self, decode: Callable[[R], T], stored: Iterable[R]) -> list[T]:
-        """Decode each item; report and leave out those that are corrupt."""
+    def read_all(self, decode: Callable[[R], T | None], stored: Iterable[R]) -> list[T]:
+        """Decode each item; leave out those that are None, or corrupt, which are reported."""
         return [value for item in stored if (value := self.read(decode, item)) is not None]
 
     def report(self, corrupt: Corrupt) -> None:
@@ -88,7 +88,16 @@ async def read_each(
         if len(keys) == 1:
             report(corrupt)
             return {}
-    found: dict[str, Record | None] = {}
-    for key in keys:
-        found |= await read_each(store, [key], report)
-    return found
+    middle = len(keys) // 2
+    return {
+        **await read_each(store, keys[:middle], report),
+        **await read_each(store, keys[middle:], report),
+    }
+
+
+async def read_existing(
+    store: Store, keys: Sequence[str], report: Callable[[Corrupt], object]
+) -> dict[str, Record]:
+    """Read the records that exist and are not deleted; see `read_each`."""
+    found = await read_each(store, keys, report)
+    return {key: record for key, record in found.items() if record and not record.deleted}
