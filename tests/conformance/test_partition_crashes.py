@@ -14,6 +14,7 @@ from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import Backfill
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.registry import ResourceRegistry
+from jobsync.database.supervisor import Supervisor
 from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, Record, Where
 from jobsync.stores.decorator import StoreDecorator
 
@@ -123,7 +124,9 @@ class Process:
 
     async def backfill(self, name: str) -> None:
         """Complete the partitions."""
-        await Backfill(lambda: self.store, self.registry, self.components).run(name)
+        supervisor = Supervisor(self.components)
+        backfill = Backfill(lambda: self.store, self.registry, self.components, lambda: supervisor)
+        await backfill.run(name)
 
 
 _seeds = itertools.count()

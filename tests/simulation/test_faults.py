@@ -114,7 +114,7 @@ def forgets_that_a_copy_was_sent(patch: pytest.MonkeyPatch) -> None:
             try:
                 return await self.inner.append(stream, entries, batch=batch)
             except OutcomeUnknown:
-                await self._sleep(1.0)
+                await self._clock.sleep(self._randomness.uniform(0, 1.0))
 
     patch.setattr(SettlingStore, "append", append)
 

@@ -10,12 +10,13 @@ from datetime import date
 from typing import Any
 
 import job_stories
+import msgspec
 import pytest
 from job_fleet import DAY
 from msgspec.structs import replace
 from mutants import catches
 
-from jobsync.components import Components
+from jobsync.coordination.membership import Membership
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
 from jobsync.core.clock import Clock
@@ -132,12 +133,13 @@ def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
 
 def reclaims_at_once(patch: pytest.MonkeyPatch) -> None:
     """The running tasks of a dead node are started again without `reclaim_after`."""
-    init = Claims.__init__
+    init = ForeignClaims.__init__
 
-    def hasty(self: Claims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **{**options, "reclaim_after": 0.0})
+    def hasty(self: ForeignClaims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._rules = msgspec.structs.replace(self._rules, reclaim_after=0.0)
 
-    patch.setattr(Claims, "__init__", hasty)
+    patch.setattr(ForeignClaims, "__init__", hasty)
 
 
 def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
@@ -228,9 +230,9 @@ def finds_claims_by_token(patch: pytest.MonkeyPatch) -> None:
     """With another number of tokens a node finds no earlier claim of a task."""
     init = Claims.__init__
 
-    def keyed(self: Claims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **options)
-        self._keys = self.foreign._keys = TokenKeys(self._keys.name, arguments[6])
+    def keyed(self: Claims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._keys = self.foreign._keys = TokenKeys(self._keys.name, self.foreign._token_of)
         self.foreign._token_of = lambda _: -1
 
     patch.setattr(Claims, "__init__", keyed)
@@ -320,8 +322,9 @@ def forgets_what_others_did_on_a_date(patch: pytest.MonkeyPatch) -> None:
     """A node knows only what it has done itself on a date."""
     find_conflict, init = Claims._find_conflict, ForeignClaims.__init__
 
-    def forgetful(self: ForeignClaims, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **{**options, "once_per_date": False})
+    def forgetful(self: ForeignClaims, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._rules = msgspec.structs.replace(self._rules, once_per_date=False)
 
     def find(self: Claims, record: Record, claim: Any, number: int, known: Any) -> str:
         with patch.context() as during:
@@ -355,10 +358,10 @@ def dates_ends_by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     """The end of a task has the time of the node that did it, not the store's."""
     init = Claims.__init__
 
-    def misdate(
-        self: Claims, store: Store, components: Components, *others: Any, **kw: Any
-    ) -> None:
-        init(self, MisdatingStore(store, components.clock), components, *others, **kw)
+    def misdate(self: Claims, membership: Membership, *others: Any) -> None:
+        init(self, membership, *others)
+        clock = membership.components.clock
+        self._store = self._unclosed._store = MisdatingStore(self._store, clock)
 
     patch.setattr(Claims, "__init__", misdate)
 

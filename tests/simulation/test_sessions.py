@@ -8,7 +8,7 @@ from chance import FakeClock, SeededRandomness
 from fleets import HOUR, TIMING, Fleet
 
 from jobsync import Components, Events, Unknown
-from jobsync.coordination.session import Session
+from jobsync.coordination.session import Session, SessionOwner
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -136,7 +136,7 @@ async def test_a_heartbeat_that_lands_late_is_adopted(clock: FakeClock) -> None:
     """A session does not lose to its own heartbeat; trust counts from when that was sent."""
     components = components_with(clock)
     store = WithholdingStore(MemoryStore(components=components))
-    session = Session(store, components, TIMING, "worker-1")
+    session = Session(SessionOwner(store, components, TIMING, "worker-1"))
     await session.open()
     first = session.incarnation
     store.is_withholding = True
@@ -158,7 +158,7 @@ async def test_a_session_whose_record_is_gone_is_lost(clock: FakeClock) -> None:
     """An absent record means dead: nothing that it held counts any more."""
     components = components_with(clock)
     store = MemoryStore(components=components)
-    session = Session(store, components, TIMING, "worker-1")
+    session = Session(SessionOwner(store, components, TIMING, "worker-1"))
     await session.open()
     await store.drop([f"session/{session.incarnation}"])
     assert await session.heartbeat() == "lost"
@@ -169,7 +169,7 @@ async def test_a_session_ends_even_if_its_last_heartbeat_lands_late(clock: FakeC
     """A heartbeat without a reply that lands before the end leaves no record that reads live."""
     components = components_with(clock)
     store = WithholdingStore(MemoryStore(components=components))
-    session = Session(store, components, TIMING, "worker-1")
+    session = Session(SessionOwner(store, components, TIMING, "worker-1"))
     await session.open()
     store.is_withholding = True
     await session.heartbeat()
@@ -191,7 +191,7 @@ async def test_a_heartbeat_that_lands_after_it_was_forgotten_becomes_the_base(
     """
     components = components_with(clock)
     store = WithholdingStore(MemoryStore(components=components))
-    session = Session(store, components, TIMING, "worker-1")
+    session = Session(SessionOwner(store, components, TIMING, "worker-1"))
     await session.open()
     store.is_withholding = True
     await session.heartbeat()

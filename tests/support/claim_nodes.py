@@ -11,8 +11,9 @@ from jobsync import Components, Membership, Unavailable
 from jobsync.core.clock import Wall
 from jobsync.events import Events
 from jobsync.jobs.claims import Claims
+from jobsync.jobs.foreign_claims import ClaimRules
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.stores.contract import Change, Outcome, Record, Unknown
+from jobsync.stores.contract import Change, Outcome, Record, Store, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -27,7 +28,16 @@ TOKEN = 7
 class FakeMembership:
     """A membership with a set of dead sessions, and of those whose processes have ended."""
 
-    def __init__(self, incarnation: str, dead: set[str], ended: set[str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        incarnation: str,
+        dead: set[str],
+        ended: set[str],
+    ) -> None:
+        self.store = store
+        self.components = components
         self.incarnation = incarnation
         self.dead = dead
         self.ended = ended
@@ -92,22 +102,14 @@ class ClaimNodes:
         """Create a node; its session has the same name."""
         settings = {
             "reclaim_after": RECLAIM_AFTER,
-            "reclaim_ended_after": 0.0,
             "handover_memory": MEMORY,
             "once_per_date": False,
         } | options
-        membership = cast("Membership", FakeMembership(name, self.dead, self.ended))
-        keys = JobKeys("sync_")
-        return Claims(
-            self.store,
-            self.components,
-            membership,
-            keys,
-            DAY,
-            name,
-            lambda _: TOKEN,
-            **settings,
+        membership = cast(
+            "Membership", FakeMembership(self.store, self.components, name, self.dead, self.ended)
         )
+        keys = JobKeys("sync_")
+        return Claims(membership, keys, DAY, name, lambda _: TOKEN, ClaimRules(**settings))
 
     def pass_time(self, seconds: float) -> None:
         self.clock.mono_seconds += seconds

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import UNHEALTHY, json_option, now
+from jobsync.cli.options import UNHEALTHY, json_option, now, option
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid, Misconfigured
 
@@ -42,28 +42,25 @@ _MAX_PORT = 65_535
 
 
 @click.command()
-@click.option(
+@option(
     "--live/--ready",
     "is_live",
     default=False,
     envvar="JOBSYNC_LIVE",
-    show_envvar=True,
     help="Check that it runs, or, by default, that it can work now.",
 )
-@click.option(
+@option(
     "--heartbeat-file",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     envvar="JOBSYNC_HEARTBEAT_FILE",
-    show_envvar=True,
     help="The file that `jobsync work` writes.",
 )
-@click.option(
+@option(
     "--max-age",
     type=click.FloatRange(min=1),
     default=15.0,
     envvar="JOBSYNC_MAX_AGE",
-    show_envvar=True,
     show_default=True,
     help="Seconds after which the file counts as left behind by a dead process.",
 )

@@ -6,6 +6,7 @@ A command exits with 0 if all is well.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,7 @@ __all__ = [
     "json_option",
     "limit_option",
     "now",
+    "option",
     "reason_option",
     "run_on_database",
     "run_on_store",
@@ -42,85 +44,38 @@ USAGE = 2
 UNHEALTHY = 3
 """The command succeeded and found something unhealthy."""
 
+option = partial(click.option, show_envvar=True)
+"""Adds an option that an environment variable sets too."""
+
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def url_option(command: _Command) -> _Command:
-    """Add --url, the URL of the store."""
-    return click.option("--url", envvar="JOBSYNC_URL", show_envvar=True, help="URL of the store.")(
-        command
-    )
-
-
-def json_option(command: _Command) -> _Command:
-    """Add --json."""
-    return click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        envvar="JOBSYNC_JSON",
-        show_envvar=True,
-        help="Print JSON.",
-    )(command)
-
-
-def limit_option(command: _Command) -> _Command:
-    """Add --limit, the maximum number of rows."""
-    return click.option(
-        "--limit",
-        default=20,
-        envvar="JOBSYNC_LIMIT",
-        show_envvar=True,
-        show_default=True,
-        type=click.IntRange(1, 10_000),
-        help="Maximum number of rows.",
-    )(command)
+url_option = option("--url", envvar="JOBSYNC_URL", help="URL of the store.")
+json_option = option("--json", "as_json", is_flag=True, envvar="JOBSYNC_JSON", help="Print JSON.")
+limit_option = option(
+    "--limit",
+    default=20,
+    envvar="JOBSYNC_LIMIT",
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Maximum number of rows.",
+)
+reason_option = option("--reason", default="", envvar="JOBSYNC_REASON", help="Reason, for people.")
+app_option = option(
+    "--app",
+    "--appname",
+    "app",
+    envvar=["JOBSYNC_APP", "SYNC_SQL_APPNAME"],
+    default="sync_",
+    show_default=True,
+    help="Name of the fleet: the appname in its configuration.",
+)
 
 
 def after_option(help_text: str) -> Callable[[_Command], _Command]:
     """Add --after, the cursor to continue after."""
-    return click.option(
-        "--after", default="", envvar="JOBSYNC_AFTER", show_envvar=True, help=help_text
-    )
-
-
-def reason_option(command: _Command) -> _Command:
-    """Add --reason, why an operator pauses something."""
-    return click.option(
-        "--reason",
-        default="",
-        envvar="JOBSYNC_REASON",
-        show_envvar=True,
-        help="Reason, for people.",
-    )(command)
-
-
-def app_option(command: _Command) -> _Command:
-    """Add --app, the name of a fleet whose nodes share tasks."""
-    return click.option(
-        "--app",
-        "--appname",
-        "app",
-        envvar=["JOBSYNC_APP", "SYNC_SQL_APPNAME"],
-        default="sync_",
-        show_default=True,
-        show_envvar=True,
-        help="Name of the fleet: the appname in its configuration.",
-    )(command)
-
-
-def date_option(command: _Command) -> _Command:
-    """Add --date, by default today in the time zone of this process."""
-    return click.option(
-        "--date",
-        "day",
-        type=click.DateTime(["%Y-%m-%d"]),
-        callback=_read_day,
-        envvar="JOBSYNC_DATE",
-        show_envvar=True,
-        help="Date of the tasks; today by default.",
-    )(command)
+    return option("--after", default="", envvar="JOBSYNC_AFTER", help=help_text)
 
 
 def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) -> dt.date:
@@ -128,6 +83,16 @@ def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) ->
     from jobsync.jobs.task import read_date
 
     return read_date(day, Components.system())
+
+
+date_option = option(
+    "--date",
+    "day",
+    type=click.DateTime(["%Y-%m-%d"]),
+    callback=_read_day,
+    envvar="JOBSYNC_DATE",
+    help="Date of the tasks; today by default.",
+)
 
 
 def now() -> float:

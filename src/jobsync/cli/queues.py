@@ -14,6 +14,7 @@ from jobsync.cli.options import (
     json_option,
     limit_option,
     now,
+    option,
     reason_option,
     run_on_database,
     run_on_store,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["enqueue", "queues"]
 
 T = TypeVar("T")
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _STATES: tuple[MessageState, ...] = (*LIVE, *FINISHED)
 _SHOWN = 20
@@ -50,9 +50,7 @@ _WORKERS = (
 )
 
 
-def queue_argument(command: _Command) -> _Command:
-    """Add QUEUE, the name of a queue."""
-    return click.argument("queue", envvar="JOBSYNC_QUEUE")(command)
+queue_argument = click.argument("queue", envvar="JOBSYNC_QUEUE")
 
 
 @click.group()
@@ -92,12 +90,11 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
 
 @queues.command()
 @queue_argument
-@click.option(
+@option(
     "--state",
     type=click.Choice(_STATES),
     default="ready",
     envvar="JOBSYNC_STATE",
-    show_envvar=True,
     show_default=True,
     help="State of the messages; dead ones are shown with their errors.",
 )
@@ -145,20 +142,17 @@ def resume(url: str | None, queue: str, *, as_json: bool) -> None:
 
 @queues.command()
 @queue_argument
-@click.option(
+@option(
     "--state",
     "states",
     type=click.Choice([state for state in _STATES if state != "claimed"]),
     multiple=True,
     default=("ready", "waiting"),
     envvar="JOBSYNC_STATE",
-    show_envvar=True,
     show_default=True,
     help="State of the messages; repeat it for several states.",
 )
-@click.option(
-    "--yes", is_flag=True, envvar="JOBSYNC_YES", show_envvar=True, help="Remove without asking."
-)
+@option("--yes", is_flag=True, envvar="JOBSYNC_YES", help="Remove without asking.")
 @url_option
 @json_option
 def purge(
@@ -193,26 +187,23 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
 @click.command()
 @click.argument("queue", metavar="[NAMESPACE/]RESOURCE", envvar="JOBSYNC_QUEUE")
 @click.argument("data", required=False)
-@click.option(
+@option(
     "--delay",
     type=click.FloatRange(min=0),
     default=0.0,
     envvar="JOBSYNC_DELAY",
-    show_envvar=True,
     help="Seconds to wait before the messages may be handled.",
 )
-@click.option(
+@option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     envvar="JOBSYNC_TIMEOUT",
-    show_envvar=True,
     help="Seconds that a handler may take; by default, the setting of the queue.",
 )
-@click.option(
+@option(
     "--max-attempts",
     type=click.IntRange(1),
     envvar="JOBSYNC_QUEUE_MAX_ATTEMPTS",
-    show_envvar=True,
     help="Maximum number of attempts for each message; 4 by default.",
 )
 @url_option

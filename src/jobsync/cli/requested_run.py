@@ -11,6 +11,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.core.job_state import JobState, RunRequest
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Unavailable
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import SCHEDULES
@@ -21,8 +22,7 @@ from jobsync.stores.contract import Store
 
 __all__ = ["RequestedRun"]
 
-_FIRST_POLL = 0.1
-_LONGEST_POLL = 2.0
+_POLLS = ExponentialBackoff(first=0.1, longest=2.0)
 _PATIENCE = 1.0
 """Seconds after which it matters why a run has not begun."""
 _FIX = "start a process whose code has the job"
@@ -54,7 +54,7 @@ class RequestedRun:
         _check_possible(status)
         self.namespace = status.namespace
         clock = components.clock
-        start, poll = clock.mono(), _FIRST_POLL
+        start, polls = clock.mono(), 0
         self._request = await jobs.request_run(self.name)
         while (entry := await self._look(jobs, self._request)) is None:
             waited = clock.mono() - start
@@ -64,8 +64,8 @@ class RequestedRun:
             self._show()
             if left <= 0:
                 return None
-            await store.wait(f"{SCHEDULES}{self.namespace}/", min(poll, left))
-            poll = min(2 * poll, _LONGEST_POLL)
+            polls += 1
+            await store.wait(f"{SCHEDULES}{self.namespace}/", min(_POLLS.limit(polls), left))
         return entry
 
     async def _look(self, jobs: JobOperations, request: RunRequest) -> HistoryEntry | None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import json_option, limit_option, run_on_database, run_on_store, url_option
+from jobsync.cli.options import (
+    json_option,
+    limit_option,
+    option,
+    run_on_database,
+    run_on_store,
+    url_option,
+)
 from jobsync.cli.render import Column, format_time, show_rows
 from jobsync.errors import Invalid, NotFound
 
@@ -65,11 +72,10 @@ def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
 
 @resources.command()
 @click.argument("resource")
-@click.option(
+@option(
     "--where",
     default="{}",
     envvar="JOBSYNC_WHERE",
-    show_envvar=True,
     help='A filter as JSON: {"age": {"$gt": 30}}',
 )
 @limit_option

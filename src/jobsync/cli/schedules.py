@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
-import msgspec
 
 from jobsync.cli.options import (
     FAILED,
@@ -16,11 +14,12 @@ from jobsync.cli.options import (
     json_option,
     limit_option,
     now,
+    option,
     reason_option,
     run_on_store,
     url_option,
 )
-from jobsync.cli.render import Column, format_ages, show_facts, show_rows
+from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["schedules"]
 
 T = TypeVar("T")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 INTERRUPTED = 130
 """The exit code that shells expect of a command that Ctrl-C has ended."""
@@ -43,20 +41,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _read_span = re.compile(r"(\d{1,9})([smhd])").fullmatch
 
-
-def namespace_option(command: _Function) -> _Function:
-    """Add --namespace, the namespace of a scheduler."""
-    return click.option(
-        "--namespace",
-        envvar="JOBSYNC_NAMESPACE",
-        show_envvar=True,
-        help="Namespace of the scheduler; needed only if several have a job of this name.",
-    )(command)
-
-
-def job_argument(command: _Function) -> _Function:
-    """Add NAME, the name of a job."""
-    return click.argument("name", envvar="JOBSYNC_JOB")(command)
+namespace_option = option(
+    "--namespace",
+    envvar="JOBSYNC_NAMESPACE",
+    help="Namespace of the scheduler; needed only if several have a job of this name.",
+)
+job_argument = click.argument("name", envvar="JOBSYNC_JOB")
 
 
 @click.group()
@@ -76,37 +66,23 @@ def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
 
     Jobs that no live process has the code of are marked with "no process".
     """
+    from jobsync.cli.schedule_tables import show_jobs
 
     async def read(status: SchedulesStatus) -> list[ScheduledJobStatus]:
         # Only --json shows more than the next instant, and each takes a while.
         return await (status.jobs(namespace) if as_json else status.jobs(namespace, upcoming=1))
 
-    jobs = _run_on_schedules(url, read)
-    has_several = len({job.namespace for job in jobs}) > 1
-    columns: list[Column | str] = [
-        *(["namespace"] if has_several else []),
-        "job",
-        Column("fires", long=True),
-        Column("next_fire", _format_instant),
-        "last",
-        "marks",
-        Column("last_run", format_ages(now()), spare=True),
-        Column("timezone", spare=True),
-        Column("last_duration", _format_seconds, spare=True),
-        Column("description", spare=True, long=True),
-    ]
-    show_rows(columns, [_summarise(job) for job in jobs], as_json=as_json)
+    show_jobs(_run_on_schedules(url, read), as_json=as_json)
 
 
 @schedules.command("next")
 @job_argument
-@click.option(
+@option(
     "-n",
     "--count",
     default=5,
     type=click.IntRange(1, 10_000),
     envvar="JOBSYNC_COUNT",
-    show_envvar=True,
     show_default=True,
     help="How many instants.",
 )
@@ -115,39 +91,25 @@ def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
 @json_option
 def next_(name: str, count: int, url: str | None, namespace: str | None, *, as_json: bool) -> None:
     """Show the next instants of a job, in its time zone and in yours."""
-    from jobsync.core.cron import Schedule
+    from jobsync.cli.schedule_tables import show_instants
 
     status = _run_on_schedules(url, lambda found: found.job(name, namespace))
-    job = status.job
-    schedule = Schedule.parse(job.schedule, job.timezone)
-    instants = schedule.between(int(status.seen), sys.maxsize, count)
-    rows = [{"at": at, "in_its_zone": schedule.in_zone(at).isoformat(" ")} for at in instants]
-    if as_json or not sys.stdout.isatty():
-        show_rows(("at", "in_its_zone"), rows, as_json=as_json)
-    else:
-        click.echo(f"{status.name}: {job.in_words} ({job.schedule}), {job.timezone}")
-        here = [{**row, "in_yours": float(at)} for row, at in zip(rows, instants, strict=True)]
-        show_rows(("in_its_zone", Column("in_yours", _format_instant)), here, as_json=False)
-    if not job.enabled:
-        what = ", ".join(status.marks)
-        click.echo(f"jobsync: {status.name} does not fire now: {what}", err=True)
+    show_instants(status, count, as_json=as_json)
 
 
 @schedules.command()
 @click.argument("name", required=False, envvar="JOBSYNC_JOB")
-@click.option(
+@option(
     "--status",
     "statuses",
     type=click.Choice(STATUSES),
     multiple=True,
     envvar="JOBSYNC_STATUS",
-    show_envvar=True,
     help="Only runs with this status; repeat it for several.",
 )
-@click.option(
+@option(
     "--since",
     envvar="JOBSYNC_SINCE",
-    show_envvar=True,
     callback=lambda _, __, text: None if text is None else _read_since(text),
     help="Only runs that were due since then: 90m, 2d, 2026-01-31 or 2026-01-31T18:00.",
 )
@@ -168,6 +130,7 @@ def history(
     as_json: bool,
 ) -> None:
     """Show runs, and what was not run and why, newest first; of all jobs without NAME."""
+    from jobsync.cli.schedule_tables import show_history
 
     async def read(store: Store, components: Components) -> list[tuple[str, HistoryEntry]]:
         status = await _read_schedules(store, components)
@@ -184,17 +147,7 @@ def history(
 
     found = run_on_store(url, read)
     found.sort(key=lambda each: -each[1].scheduled_time)
-    rows = [_describe_entry(space, entry) for space, entry in found[:limit]]
-    columns = (
-        Column("scheduled_time", _format_instant),
-        "job_name",
-        "status",
-        Column("duration", _format_seconds),
-        Column("detail", long=True),
-        Column("attempts", spare=True),
-        Column("worker_id", spare=True),
-    )
-    show_rows(columns, rows, as_json=as_json)
+    show_history(found[:limit], as_json=as_json)
 
 
 @schedules.command()
@@ -238,16 +191,14 @@ def resume(name: str, url: str | None, namespace: str | None, *, as_json: bool) 
 
 @schedules.command()
 @job_argument
-@click.option(
+@option(
     "--schedule",
     envvar="JOBSYNC_NEW_SCHEDULE",
-    show_envvar=True,
     help='When it fires: "0 3 * * *", @daily or "@every 90s".',
 )
-@click.option(
+@option(
     "--timezone",
     envvar="JOBSYNC_NEW_TIMEZONE",
-    show_envvar=True,
     help="Time zone of its schedule, such as Europe/Berlin.",
 )
 @namespace_option
@@ -277,11 +228,10 @@ def update(
 
 @schedules.command()
 @job_argument
-@click.option(
+@option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     envvar="JOBSYNC_TIMEOUT",
-    show_envvar=True,
     help="Seconds to wait for the end of the run; by default until it ends.",
 )
 @namespace_option
@@ -296,6 +246,7 @@ def run(
     unless they may overlap. Exits with 1 if the run fails. Ctrl-C ends this command only.
     """
     from jobsync.cli.requested_run import RequestedRun
+    from jobsync.cli.schedule_tables import show_end
 
     requested = RequestedRun(name)
 
@@ -312,7 +263,7 @@ def run(
     if entry is None:
         click.echo(f"jobsync: no end after {timeout:g} s. {requested.describe_rest()}", err=True)
         raise SystemExit(FAILED)
-    _show_end(requested.namespace, entry, as_json=as_json)
+    show_end(requested.namespace, entry, as_json=as_json)
     raise SystemExit(0 if entry.status == "success" else FAILED)
 
 
@@ -370,69 +321,6 @@ def _change(
 def _show_change(namespace: str, name: str, what: str, *, as_json: bool) -> None:
     row = {"namespace": namespace, "job": name, "what": what}
     show_rows(["job", "what"], [row], as_json=as_json)
-
-
-def _summarise(status: ScheduledJobStatus) -> dict[str, object]:
-    job: dict[str, object] = msgspec.to_builtins(status.job)
-    return {
-        "namespace": status.namespace,
-        "job": status.name,
-        "fires": job.pop("in_words"),
-        "next_fire": None if status.next_fire is None else float(status.next_fire),
-        "last": status.job.last_status,
-        "last_duration": status.last_duration,
-        "marks": list(status.marks),
-        "workers": list(status.workers),
-        **{
-            field: value
-            for field, value in job.items()
-            if field not in {"name", "next_run", "last_status"}
-        },
-    }
-
-
-def _describe_entry(namespace: str, entry: HistoryEntry) -> dict[str, object]:
-    from jobsync.status.schedules import describe_gap, read_gap
-
-    gap = read_gap(entry)
-    if gap is not None:
-        # Of a single instant, its time is in a column of its own.
-        detail = gap.reason if gap.first == gap.last else describe_gap(gap)
-    elif entry.error:
-        detail = entry.error.partition("\n")[0]
-    else:
-        detail = "" if entry.result is None else msgspec.json.encode(entry.result).decode()
-    return {"namespace": namespace, **msgspec.structs.asdict(entry), "detail": detail}
-
-
-def _show_end(namespace: str, entry: HistoryEntry, *, as_json: bool) -> None:
-    row = _describe_entry(namespace, entry)
-    if as_json or not sys.stdout.isatty():
-        columns = ("job_name", "status", "duration", "attempts", "worker_id", "detail", "id")
-        show_rows(columns, [row], as_json=as_json)
-        return
-    facts = [
-        ("duration", _format_seconds(entry.duration)),
-        ("attempts", str(entry.attempts)),
-        ("worker", entry.worker_id or "none"),
-    ]
-    if entry.error:
-        facts.append(("error", entry.error))
-    elif entry.result is not None:
-        facts.append(("result", str(row["detail"])))
-    show_facts(f"{entry.job_name}: {entry.status}", facts)
-
-
-def _format_instant(value: object) -> str:
-    from jobsync.status.schedules import format_instant
-
-    return format_instant(value) if isinstance(value, int | float) else "-"
-
-
-def _format_seconds(value: object) -> str:
-    if not isinstance(value, int | float):
-        return "-"
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def _read_since(text: str) -> float:

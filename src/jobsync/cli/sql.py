@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import app_option, json_option
+from jobsync.cli.options import app_option, json_option, option
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid, Misconfigured
 
@@ -43,14 +43,13 @@ class _Statement(click.types.StringParamType):
 
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
-@click.option(
+@option(
     "-c",
     "--command",
     "statements",
     type=_Statement(),
     multiple=True,
     envvar="JOBSYNC_COMMAND",
-    show_envvar=True,
     help="Run this statement instead of a shell.",
 )
 @app_option

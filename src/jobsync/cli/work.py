@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobsync.cli.options import option
 from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
@@ -18,45 +19,40 @@ __all__ = ["work"]
 
 @click.command()
 @click.argument("target", envvar="JOBSYNC_TARGET")
-@click.option(
+@option(
     "--grace",
     type=click.FloatRange(min=0),
     default=30.0,
     envvar="JOBSYNC_GRACE",
-    show_envvar=True,
     show_default=True,
     help="Seconds to finish after SIGTERM; handlers get most of them.",
 )
-@click.option(
+@option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     envvar="JOBSYNC_LOG_FORMAT",
-    show_envvar=True,
     show_default=True,
     help="Format of the log.",
 )
-@click.option(
+@option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     envvar="JOBSYNC_LOG_LEVEL",
-    show_envvar=True,
     show_default=True,
     help="Lowest level that is logged.",
 )
-@click.option(
+@option(
     "--http",
     metavar="[HOST:]PORT",
     envvar="JOBSYNC_HTTP",
-    show_envvar=True,
     help="Serve /livez, /readyz, /health/live and /health/ready at this address.",
 )
-@click.option(
+@option(
     "--heartbeat-file",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="JOBSYNC_HEARTBEAT_FILE",
-    show_envvar=True,
     help="Write the health of the process to this file once per second, for `jobsync health`.",
 )
 def work(

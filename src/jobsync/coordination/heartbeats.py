@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.clock_skew import ClockComparison
 from jobsync.coordination.events import HeartbeatLate, SessionLost, StoreSilent, WorkerHeartbeat
 from jobsync.coordination.runner import Wakeup
-from jobsync.coordination.session import FAILING, SESSIONS, WITHHELD, HookFailure, Session
+from jobsync.coordination.session import (
+    FAILING,
+    SESSIONS,
+    WITHHELD,
+    HookFailure,
+    Session,
+    SessionOwner,
+)
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.core.trust import Timing
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.contract import Head, Store
+from jobsync.stores.contract import Head
 
 __all__ = ["OUTAGE_ERRORS", "Heartbeats"]
 
@@ -28,11 +33,7 @@ class Heartbeats:
     """Keeps the session of a worker alive.
 
     Args:
-        store: where the session is.
-        components: time, randomness and events.
-        timing: the heartbeat interval and the timeout.
-        worker: the worker's id, the same for all its sessions.
-        facts: published for other workers.
+        owner: the worker.
         list_roles: returns the roles that this worker is a candidate for.
         list_held: returns the roles that it holds, each with its epoch.
         on_lost: called when the session is lost.
@@ -46,36 +47,31 @@ class Heartbeats:
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
-        timing: Timing,
-        worker: str,
-        facts: Mapping[str, Json],
+        owner: SessionOwner,
         *,
         list_roles: Callable[[], Iterable[str]],
         list_held: Callable[[], dict[str, int]],
         on_lost: Callable[[], object],
         on_replaced: Callable[[Session], object],
     ) -> None:
-        self._store = store
-        self._components = components
-        self._clock = components.clock
-        self._events = components.events
-        self._timing = timing
-        self._worker = worker
-        self._facts = dict(facts)
+        self._owner = owner
+        self._clock = owner.components.clock
+        self._events = owner.components.events
+        self._timing = owner.timing
+        self._worker = owner.worker
+        self._facts = dict(owner.facts)
         self._list_roles = list_roles
         self._list_held = list_held
         self._on_lost = on_lost
         self._on_replaced = on_replaced
         self._failing: dict[str, HookFailure] = {}
         self.withheld: dict[str, str] = {}
-        self.clock_comparison = ClockComparison(components.clock)
-        self._wakeup = Wakeup(components.clock, timing.heartbeat / 100)
+        self.clock_comparison = ClockComparison(self._clock)
+        self._wakeup = Wakeup(self._clock, self._timing.heartbeat / 100)
         self._is_outage_reported = False
         self._answered_at = Mono(float("-inf"))
         """When the store last answered a heartbeat."""
-        self.session = self._build_session()
+        self.session = Session(owner)
 
     async def run(self) -> None:
         """Send heartbeats until this is cancelled."""
@@ -129,7 +125,7 @@ class Heartbeats:
         age = self.clock_comparison.age
         if age is None or age > 2 * self._timing.timeout:
             key = f"{SESSIONS}{self.session.incarnation}"
-            self.note_listed(await self._store.heads(SESSIONS, after=key[:-1], limit=1))
+            self.note_listed(await self._owner.store.heads(SESSIONS, after=key[:-1], limit=1))
 
     def note_listed(self, heads: Iterable[Head]) -> None:
         """Compare this machine's clock with the server's time of our last heartbeat."""
@@ -164,12 +160,10 @@ class Heartbeats:
         """Return the roles that this worker is a candidate for, and does not stand back from."""
         return tuple(sorted(set(self._list_roles()) - self.withheld.keys()))
 
-    def _build_session(self) -> Session:
-        return Session(self._store, self._components, self._timing, self._worker, self._facts)
-
     async def _replace_session(self) -> None:
         """Open a new session in place of a lost one."""
-        session = self._build_session()
+        session = Session(self._owner)
+        session.facts = self._facts.copy()
         session.works = self._list_works()
         await session.open()
         self.session = session

@@ -8,21 +8,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from jobsync.components import Components
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import ElectionHalted, MemberFailed, WorkerDied, WorkerHeartbeat
 from jobsync.coordination.heartbeats import OUTAGE_ERRORS, Heartbeats
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import CHECK_FRACTION, ROLES, worker_of
 from jobsync.coordination.runner import Wakeup, first_of
-from jobsync.coordination.session import SESSIONS, Session, SessionRecord
+from jobsync.coordination.session import SESSIONS, Session, SessionOwner, SessionRecord
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.coordination.succession import REQUESTS
 from jobsync.core.clock import Mono
-from jobsync.core.codec import Json
-from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, NewerFormat, format_error
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Record
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
 
@@ -38,23 +35,12 @@ class MemberLoop:
     """A session and the elections that depend on it. All calls but `run` go through its host.
 
     Args:
-        store: where the session is; for this loop alone.
-        components: time, randomness and events.
-        timing: the heartbeat interval and the timeout.
-        worker: the worker's id, the same for all its sessions.
-        facts: published for other workers.
+        owner: the worker; its store is for this loop alone.
         changed: called when something may have changed for waiters on the home loop.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        components: Components,
-        timing: Timing,
-        worker: str,
-        facts: Mapping[str, Json],
-        changed: Callable[[], object],
-    ) -> None:
+    def __init__(self, owner: SessionOwner, changed: Callable[[], object]) -> None:
+        store, components, timing = owner.store, owner.components, owner.timing
         self.elections: dict[str, Election] = {}
         self.watched: frozenset[str] = frozenset()
         """The sessions whose end a caller in this process waits for."""
@@ -68,7 +54,7 @@ class MemberLoop:
         self._clock = components.clock
         self._events = components.events
         self._timing = timing
-        self._worker = worker
+        self._worker = owner.worker
         self._changed = changed
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._closing: list[Election] = []
@@ -81,11 +67,7 @@ class MemberLoop:
         self._reported: tuple[object, ...] = ()
         """The state when `changed` was last called."""
         self.heartbeats = Heartbeats(
-            store,
-            components,
-            timing,
-            worker,
-            facts,
+            owner,
             list_roles=self.elections.keys,
             list_held=self._held_epochs,
             on_lost=changed,

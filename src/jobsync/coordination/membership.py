@@ -21,7 +21,7 @@ from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.observer import list_live_sessions
 from jobsync.coordination.role import name_role
 from jobsync.coordination.runner import HomeEvents, LoopHost, OwnThread
-from jobsync.coordination.session import HookFailure, Session, SessionRecord
+from jobsync.coordination.session import HookFailure, Session, SessionOwner, SessionRecord
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
 from jobsync.core.keys import check_key
@@ -200,14 +200,10 @@ class Membership:
         """Run the member loop, on the host."""
         store = await self._open_own()
         try:
+            events = HomeEvents(self._host, self.components.events)
+            components = msgspec.structs.replace(self.components, events=events)
             self._member = MemberLoop(
-                store,
-                msgspec.structs.replace(
-                    self.components, events=HomeEvents(self._host, self.components.events)
-                ),
-                self.timing,
-                self.worker_id,
-                self._facts,
+                SessionOwner(store, components, self.timing, self.worker_id, self._facts),
                 lambda: self._host.post_home(self.wake_waiters),
             )
             self._is_recording = True

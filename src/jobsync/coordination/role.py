@@ -16,6 +16,7 @@ from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.keys import check_key, escape
 from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.stores.contract import Record
+from jobsync.stores.corruption_log import convert_record
 
 __all__ = [
     "CHECK_FRACTION",
@@ -25,7 +26,6 @@ __all__ = [
     "HeldTerm",
     "PastTerm",
     "Role",
-    "convert_record",
     "name_role",
     "read_role",
     "worker_of",
@@ -167,18 +167,6 @@ def _check_incarnation(record: Record, incarnation: str | None) -> None:
         check_key(f"session/{incarnation}")
     except Invalid as error:
         raise Corrupt(record.key, f"{incarnation!r} is not the name of a session") from error
-
-
-def convert_record(record: Record, kind: type[T]) -> T:
-    """Return the value of a record, decoded.
-
-    Raises:
-        Corrupt: no version of this library wrote it.
-    """
-    try:
-        return msgspec.convert(record.value, kind)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
 
 
 class HeldTerm(msgspec.Struct, frozen=True, eq=False):

@@ -23,9 +23,10 @@ from jobsync.coordination.clock_skew import WriteTimes
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
+from jobsync.errors import Corrupt, Misconfigured, Unavailable
 from jobsync.processes import ProcessIdentity
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.stores.corruption_log import convert_record
 from jobsync.stores.settling import SettlingStore
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "WITHHELD",
     "HookFailure",
     "Session",
+    "SessionOwner",
     "SessionRecord",
     "SessionState",
     "count_forks",
@@ -104,10 +106,7 @@ def read_session_record(record: Record) -> SessionRecord:
     """
     if record.format > 1:
         raise Corrupt(record.key, f"its format {record.format} is newer than this library")
-    try:
-        return msgspec.convert(record.value, SessionRecord)
-    except (msgspec.ValidationError, Invalid) as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, SessionRecord)
 
 
 class HookFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,15 +139,28 @@ def read_withheld(record: SessionRecord) -> dict[str, str]:
         return {}
 
 
+class SessionOwner(msgspec.Struct, frozen=True):
+    """A worker, which has one session after the other.
+
+    Attributes:
+        store: where its sessions are recorded.
+        components: time, randomness and events.
+        timing: the heartbeat interval and the timeout.
+        worker: its id, the same for all its sessions.
+        facts: published for other workers.
+    """
+
+    store: Store
+    components: Components
+    timing: Timing
+    worker: str
+    facts: Mapping[str, Json] = {}
+
+
 class Session:
     """One incarnation of one worker. The owner calls `open`, then `heartbeat` once an interval.
 
-    Args:
-        store: where it is recorded; its writes are settled for at most one heartbeat interval.
-        components: time, randomness and events.
-        timing: the heartbeat interval and the timeout.
-        worker: the worker's id, the same for all its incarnations.
-        facts: published for other workers.
+    Its writes are settled for at most one heartbeat interval.
 
     Attributes:
         heartbeats: how many heartbeats were applied.
@@ -159,24 +171,18 @@ class Session:
         writes: its latest writes that are known to be applied, by version.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        components: Components,
-        timing: Timing,
-        worker: str,
-        facts: Mapping[str, Json] | None = None,
-    ) -> None:
+    def __init__(self, owner: SessionOwner) -> None:
+        components, timing = owner.components, owner.timing
         self.state: SessionState = "new"
-        self.worker = worker
+        self.worker = owner.worker
         self.incarnation = ""
         self.heartbeats = 0
         self.lapses = 0
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
-        self.facts = dict(facts or {})
+        self.facts = dict(owner.facts)
         self.writes: dict[str, WriteTimes] = {}
-        self._store = SettlingStore(store, components, deadline=timing.heartbeat)
+        self._store = SettlingStore(owner.store, components, deadline=timing.heartbeat)
         self._clock = components.clock
         self._ids = components.ids
         self._process = components.processes.identify() or msgspec.UNSET

@@ -11,13 +11,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from jobsync.coordination.observer import Candidates
-from jobsync.coordination.role import Epoch, HeldTerm, Role, convert_record, worker_of
+from jobsync.coordination.role import Epoch, HeldTerm, Role, worker_of
 from jobsync.coordination.session import Session
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.stores.corruption_log import convert_record
 
 __all__ = [
     "REQUESTS",

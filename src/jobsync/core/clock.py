@@ -25,7 +25,6 @@ __all__ = [
     "SystemClock",
     "SystemRandomness",
     "Wall",
-    "backoff_limit",
 ]
 
 Seconds: TypeAlias = float
@@ -84,18 +83,6 @@ class Randomness(Protocol):
     def uniform(self, low: float, high: float) -> float:
         """Return a number between two bounds."""
         ...
-
-
-def backoff_limit(attempt: int, *, first: Seconds, most: Seconds) -> Seconds:
-    """Return the longest pause before an attempt: doubled each time, up to `most`.
-
-    There is no pause before the first attempt. The caller draws between zero and this limit
-    (full jitter), so that callers that failed together do not retry together.
-    """
-    if attempt <= 0:
-        return 0.0
-    # Beyond 60 doublings the bound has long been reached.
-    return float(min(first * 2 ** min(attempt - 1, 60), most))
 
 
 # Linux stops CLOCK_MONOTONIC while suspended; a lease must not stand still meanwhile.

@@ -21,36 +21,32 @@ becomes a suspect, and runs alone until it is settled. If its worker dies then, 
 counts as an attempt of the suspect, and the last attempt makes a dead letter.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY
-from jobsync.core.clock import Seconds, backoff_limit
+from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
+from jobsync.core.retry import Retries
 from jobsync.errors import Invalid
 
 __all__ = [
     "FINISHED",
     "LIVE",
-    "MAX_ATTEMPTS",
     "TRANSITIONS",
-    "Backoff",
     "Cancel",
     "Completed",
     "Failed",
     "HandlerVerdict",
     "MessageState",
-    "Retries",
     "Returned",
     "Snooze",
     "Transition",
     "TransitionRule",
-    "check_max_attempts",
     "decide",
     "decide_lapse",
-    "default_backoff",
     "has_spent",
 ]
 
@@ -90,63 +86,6 @@ TRANSITIONS: Mapping[Transition, TransitionRule] = {
     "spare": TransitionRule(("claimed",), "waiting", returns=True),
     "redrive": TransitionRule(("dead", "cancelled"), "waiting"),
 }
-
-Backoff: TypeAlias = Callable[[int], float]
-"""Takes the number of failures so far; returns the seconds to wait before the next attempt."""
-
-LONGEST_PAUSE: Seconds = 32.0
-"""The pause after the sixth failure and all later ones."""
-
-MAX_ATTEMPTS = 1_000_000
-"""The highest limit of the attempts of a message."""
-
-_JITTER = 0.1
-
-
-def check_max_attempts(value: object) -> None:
-    """Check how often a message may be tried.
-
-    Raises:
-        Invalid: it is not a whole number from 1 to 1,000,000.
-    """
-    if type(value) is not int or not 1 <= value <= MAX_ATTEMPTS:
-        problem = f"must be a whole number from 1 to {MAX_ATTEMPTS:,}"
-        raise Invalid("max_attempts", value, problem, "use 1 for no retry")
-
-
-def default_backoff(failures: int) -> Seconds:
-    """Return 1, 2, 4, 8, 16, 32, 32 … seconds."""
-    return backoff_limit(failures, first=1.0, most=LONGEST_PAUSE)
-
-
-class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a message is tried, and the pauses in between.
-
-    Attributes:
-        max_attempts: 4: three retries after the first attempt.
-        backoff: the pause after each failure; up to a tenth is added, so that messages
-            that failed together do not come back together.
-
-    Raises:
-        Invalid: `max_attempts` is out of range.
-    """
-
-    max_attempts: int = 4
-    backoff: Backoff = default_backoff
-
-    def __post_init__(self) -> None:
-        check_max_attempts(self.max_attempts)
-
-    def pause(self, failures: int, draw: float) -> Seconds:
-        """Return the pause after a failure; `draw` is between 0 and 1.
-
-        Raises:
-            Invalid: the user's own function did not return a duration.
-        """
-        pause: Any = self.backoff(failures)
-        if not (isinstance(pause, int | float) and 0 <= pause <= LONGEST_DELAY):
-            raise Invalid("backoff", pause, "must return 0 seconds to 366 days", "return a number")
-        return float(pause) * (1 + _JITTER * draw)
 
 
 class Completed(msgspec.Struct, frozen=True):

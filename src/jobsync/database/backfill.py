@@ -43,7 +43,7 @@ from jobsync.database.index_notes import (
 )
 from jobsync.database.registry import ResourceRegistry
 from jobsync.database.resource_records import DATA, DEFINITION_AGE
-from jobsync.database.supervisor import WorkPostponed
+from jobsync.database.supervisor import Supervisor, WorkPostponed
 from jobsync.errors import JobsyncError, NotFound, OutcomeUnknown, Unavailable
 from jobsync.events import Event
 from jobsync.stores.contract import LATEST_ARRIVAL, Conflicted, Put, Record, Store, unwrap
@@ -111,16 +111,30 @@ class Backfill:
         get_store: returns the store, or raises why it cannot be used.
         registry: of the resources.
         components: time, randomness and events.
+        get_supervisor: returns what runs the background work.
     """
 
     def __init__(
-        self, get_store: Callable[[], Store], registry: ResourceRegistry, components: Components
+        self,
+        get_store: Callable[[], Store],
+        registry: ResourceRegistry,
+        components: Components,
+        get_supervisor: Callable[[], Supervisor],
     ) -> None:
         self._get_store = get_store
         self._registry = registry
         self._components = components
+        self._get_supervisor = get_supervisor
         self._clock = components.clock
         self._events = components.events
+
+    def start(self, name: str) -> None:
+        """Complete the indexes of a resource in the background, unless that runs already."""
+        self._get_supervisor().run_once(lambda: self.run_in_background(name), _name_work(name))
+
+    async def stop(self, name: str) -> None:
+        """End the background work on a resource."""
+        await self._get_supervisor().cancel(_name_work(name))
 
     async def run(self, name: str) -> None:
         """Work until every index of a resource is ready, and former ones have no entries.
@@ -176,7 +190,7 @@ class Backfill:
                 raise Unavailable(self._get_store().name, str(error)) from error
             except JobsyncError as error:
                 # Newer code has changed the definition, or a right is missing and may be granted.
-                work = f"backfill of {name}"
+                work = _name_work(name)
                 self._events.emit(WorkPostponed(work=work, error=str(error), pause=_LONG_PAUSE))
                 await self._clock.sleep(_LONG_PAUSE)
 
@@ -341,3 +355,8 @@ def _read_note(note: Record) -> _Progress:
         return msgspec.convert(note.value, _Progress)
     except msgspec.ValidationError:
         return _Progress()
+
+
+def _name_work(resource: str) -> str:
+    """Return the name of the background work on a resource."""
+    return f"backfill of {resource}"

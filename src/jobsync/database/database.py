@@ -23,7 +23,6 @@ from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, DatabaseTidied
 from jobsync.database.connection import Connection, DatabaseConnected, DatabaseDisconnected
 from jobsync.database.definition import Rule
-from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.hooks import parse_hooks
 from jobsync.database.plugin import Plugin
 from jobsync.database.plugin_set import PluginSet
@@ -41,10 +40,6 @@ from jobsync.stores.opening import open_store, read_url
 __all__ = ["Database"]
 
 P = TypeVar("P", bound=Plugin)
-
-
-_BACKFILL = "backfill of {}"
-"""The name of the work that completes the indexes of a resource."""
 
 
 class Database(EventEmitter):
@@ -90,7 +85,12 @@ class Database(EventEmitter):
         )
         self._later: asyncio.Task[None] | None = None
         """A disconnect that waits for the handler that called it."""
-        self._backfill = Backfill(lambda: self.store, self._registry, self.components)
+        self._backfill = Backfill(
+            lambda: self.store,
+            self._registry,
+            self.components,
+            lambda: self._get_connection().supervisor,
+        )
         self._cleanup = Cleanup(
             lambda: self.store,
             self.components,
@@ -235,16 +235,10 @@ class Database(EventEmitter):
             parse_hooks(hooks)
         rules: Sequence[Rule] = ()
         if partitions is not None:
-            rules = parse_partitions(partitions, self._list_fields(name, fields))
+            rules = parse_partitions(partitions, self._registry.list_fields(name, fields))
         resource = await self.define_resource(name, fields, strict=strict, rules=rules)
         resource.add_hooks(hooks or {})
         return resource
-
-    def _list_fields(self, name: str, fields: Fields | None) -> list[str] | None:
-        """Return the fields of a resource's records; None if nobody has described them."""
-        if fields is None and (known := self._registry.resources.get(name)):
-            fields = known.definition.schema.fields
-        return [*fields, "id", CREATED, UPDATED] if fields else None
 
     async def define_resource(
         self,
@@ -261,14 +255,8 @@ class Database(EventEmitter):
             if dispute := definition.find_dispute(rule):
                 self.events.emit(dispute)
         if not definition.is_settled:
-            self._start_backfill(name)
+            self._backfill.start(name)
         return resource
-
-    def _start_backfill(self, name: str) -> None:
-        """Complete the indexes of a resource in the background, unless that runs already."""
-        work = _BACKFILL.format(name)
-        if work not in self._get_connection().supervisor.list_running():
-            self.run_in_background(lambda: self._backfill.run_in_background(name), work)
 
     async def backfill(self, name: str, *, again: bool = False) -> None:
         """Wait until the partitions of a resource have all its records; work on it meanwhile.
@@ -297,7 +285,8 @@ class Database(EventEmitter):
         Raises:
             NotFound: there is no such resource or partition.
         """
-        await self._drop_index(resource, "partition", partition)
+        await self._backfill.drop_index(resource, "partition", partition)
+        await self.define_resource(resource)
 
     async def drop_expiry(self, resource: str) -> None:
         """Stop the expiry of the records of a resource; they stay as they are.
@@ -310,10 +299,7 @@ class Database(EventEmitter):
             Unavailable: the store does not answer; the rule stays.
         """
         await self._backfill.complete_moves(resource)
-        await self._drop_index(resource, "expiry", "expiry")
-
-    async def _drop_index(self, resource: str, kind: str, name: str) -> None:
-        await self._backfill.drop_index(resource, kind, name)
+        await self._backfill.drop_index(resource, "expiry", "expiry")
         await self.define_resource(resource)
 
     def resource(self, name: str) -> Resource:
@@ -342,13 +328,13 @@ class Database(EventEmitter):
         """
         name = check_text_name(name)
         # It would note its progress again.
-        await self._get_connection().supervisor.cancel(_BACKFILL.format(name))
+        await self._backfill.stop(name)
         try:
             await self._registry.drop(name)
         except JobsyncError:
             # Its indexes are still to be completed.
             if self.is_connected:
-                self._start_backfill(name)
+                self._backfill.start(name)
             raise
 
     async def use_plugin(self, plugin: P, alias: str | None = None) -> P:

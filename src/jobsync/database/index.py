@@ -46,7 +46,7 @@ from jobsync.database.index_entries import (
     skip_id,
     write_entries,
 )
-from jobsync.errors import Corrupt, Unavailable
+from jobsync.errors import Unavailable
 from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
@@ -59,7 +59,7 @@ from jobsync.stores.contract import (
     Store,
     Unknown,
 )
-from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.record_codec import build_records
 
 __all__ = ["EntryPage", "Index", "IndexedWriter"]
@@ -298,7 +298,8 @@ class Index:
         Entries that are dangling for good are removed.
         """
         keys = [self._data + escape(entry.id) for entry in entries]
-        records = await self._read_records(list(dict.fromkeys(keys)))
+        unique = list(dict.fromkeys(keys))
+        records = await read_each(self._store, unique, self._corruption_log.report)
         current: list[Record | None] = []
         dangling: list[tuple[IndexEntry, Record | None]] = []
         for entry, key in zip(entries, keys, strict=True):
@@ -312,22 +313,6 @@ class Index:
         await self._remove_dead(dangling)
         return current
 
-    async def _read_records(self, keys: Sequence[str]) -> dict[str, Record | None]:
-        """Read records or tombstones; those that cannot be decoded are reported and left out."""
-        if not keys:
-            return {}
-        try:
-            return dict(zip(keys, await self._store.get_many(keys, tombstones=True), strict=True))
-        except Corrupt as corrupt:
-            if len(keys) == 1:
-                self._corruption_log.report(corrupt)
-                return {}
-        middle = len(keys) // 2
-        return {
-            **await self._read_records(keys[:middle]),
-            **await self._read_records(keys[middle:]),
-        }
-
     def _names(self, record: Record, entry: IndexEntry) -> bool:
         """Whether a record names an entry."""
         return (
@@ -340,17 +325,10 @@ class Index:
         """Read what the keys of entries say; the ids of hashed ones are in their values."""
         names = {key: parse_name(key[len(self.prefix) :]) for key in keys}
         hashed = [key for key, name in names.items() if name and name.group(2) == HASHED]
-        values = await self._read_records(hashed)
-        entries = []
-        for key, name in names.items():
-            try:
-                entry = decode_entry(key, name, values.get(key))
-            except Corrupt as corrupt:
-                self._corruption_log.report(corrupt)
-                continue
-            if entry is not None:
-                entries.append(entry)
-        return entries
+        values = await read_each(self._store, hashed, self._corruption_log.report)
+        return self._corruption_log.read_all(
+            lambda key: decode_entry(key, names[key], values.get(key)), names
+        )
 
     async def _remove_dead(self, dangling: Sequence[tuple[IndexEntry, Record | None]]) -> None:
         """Remove entries whose write has happened, or can no longer arrive."""
@@ -360,9 +338,10 @@ class Index:
             happened = record is not None and record.remembers(entry.nonce)
             (dead if happened else unsure).append(entry.key)
         now = self._clock.wall().seconds
+        entries = await read_each(self._store, unsure, self._corruption_log.report)
         dead += [
             key
-            for key, entry in (await self._read_records(unsure)).items()
+            for key, entry in entries.items()
             if entry is not None and now - read_time(entry) > BURIAL_AGE
         ]
         await remove_entries(self._store, dead)

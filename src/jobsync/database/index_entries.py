@@ -16,6 +16,7 @@ from jobsync.core.keys import MAX_SEGMENT, escape, unescape
 from jobsync.database.index_notes import remove_notes
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Change, Put, Record, Store, Unknown
+from jobsync.stores.paging import drop_all
 
 __all__ = [
     "AFTER_IDS",
@@ -53,7 +54,6 @@ AFTER_IDS = "!02"
 _END = "!00"
 _AFTER_NONCES = "~"
 
-_PAGE = 1000
 _HASH_LENGTH = 40
 parse_name = re.compile(
     rf"(.*?)({HASHED}|{PLAIN})(.+){_END}(.{{{NONCE_LENGTH}}})", re.DOTALL
@@ -156,9 +156,7 @@ def read_time(entry: Record) -> float:
 
 async def remove_index(store: Store, resource: str, key: str) -> None:
     """Remove all entries of an index, and the notes on its backfill."""
-    prefix = index_prefix(resource, key)
-    while heads := await store.heads(prefix, limit=_PAGE):
-        await store.drop([head.key for head in heads])
+    await drop_all(store, index_prefix(resource, key))
     await remove_notes(store, key)
 
 

@@ -15,9 +15,9 @@ from typing import TypeAlias, cast
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.clock import backoff_limit
 from jobsync.core.codec import Json, encode_all
 from jobsync.core.keys import escape, unescape
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Conflict, JobsyncError
 from jobsync.stores.contract import (
     Applied,
@@ -42,8 +42,7 @@ __all__ = [
     "remove_many",
 ]
 
-_FIRST_PAUSE = 0.01
-_LONGEST_PAUSE = 1.0
+_BACKOFF = ExponentialBackoff(first=0.01, longest=1.0)
 _MAX_RECORDS = 10_000
 _MAX_REQUESTS = 1_000
 """Records of one write where each is a request of its own, so that a write takes seconds."""
@@ -186,11 +185,7 @@ class Keyspace:
             if not isinstance(outcome, Conflicted):
                 return unwrap(outcome, self.title(name))
             attempt += 1
-            await self._pause(attempt)
-
-    async def _pause(self, attempt: int) -> None:
-        longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-        await self._clock.sleep(self._randomness.uniform(0, longest))
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
 
 def _build_change(key: str, base: Record | None, decision: Json | Disposition) -> Change | None:

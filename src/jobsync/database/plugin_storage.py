@@ -35,6 +35,7 @@ from jobsync.stores.contract import (
     Where,
     unwrap,
 )
+from jobsync.stores.paging import scan_pages
 
 __all__ = ["PLUGINS", "PluginStorage", "StoredValue"]
 
@@ -44,7 +45,6 @@ LOCKS = "lock/"
 PLUGINS = "plugin/"
 """The prefix of values; each kind of plugin and namespace has a level below it."""
 
-_PAGE = 1000
 
 Ttl: TypeAlias = float | timedelta | None
 """Seconds; None for no limit."""
@@ -177,7 +177,8 @@ class PluginStorage:
         _check_key(prefix)
         now = self._clock.wall().seconds
         unexpired: Where = {"$or": [{"expires_at": None}, {"expires_at": {"$gt": now}}]}
-        keys = [self._keyspace.name(record.key) async for record in self._scan(unexpired)]
+        pages = self._scan(unexpired)
+        keys = [self._keyspace.name(record.key) async for records in pages for record in records]
         return [key for key in keys if key.startswith(prefix)]
 
     @asynccontextmanager
@@ -209,31 +210,16 @@ class PluginStorage:
     async def sweep(self) -> int:
         """Remove expired values; return how many. Safe at any time, in any process."""
         now = self._clock.wall().seconds
-        removed = 0
-        page: _Records = []
-        async for record in self._scan({"expires_at": {"$lte": now}}):
-            page.append(record)
-            if len(page) == _PAGE:
-                removed += await self._remove(page)
-                page = []
-        return removed + await self._remove(page)
+        expired = self._scan({"expires_at": {"$lte": now}})
+        return sum([await self._remove(records) async for records in expired])
 
     async def _remove(self, records: _Records) -> int:
         # Deletes exactly the version that has expired: a renewed value stays.
         outcomes = await self._keyspace.store.write([record.delete() for record in records])
         return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
-    async def _scan(self, where: Where) -> AsyncIterator[Record]:
-        after = ""
-        while True:
-            records = await self._keyspace.store.scan(
-                self._keyspace.prefix, after=after, limit=_PAGE, where=where
-            )
-            for record in records:
-                yield record
-            if len(records) < _PAGE:
-                return
-            after = records[-1].key
+    def _scan(self, where: Where) -> AsyncIterator[_Records]:
+        return scan_pages(self._keyspace.store, self._keyspace.prefix, where=where)
 
     async def _set_if(
         self, key: str, wrapped: Json, condition: Callable[[StoredValue | None], bool]

@@ -19,6 +19,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
 from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
+from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.index_entries import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
@@ -28,6 +29,7 @@ from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_nam
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import PAGE_SIZE, scan_pages
 
 __all__ = [
     "DEFINITIONS",
@@ -47,7 +49,6 @@ DEFINITIONS = "resource/"
 DROPPED = "dropped/"
 """The prefix of notes about dropped resources, so that their tombstones can be buried."""
 
-_PAGE = 1000
 _is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
 V = TypeVar("V")
@@ -161,6 +162,12 @@ class ResourceRegistry:
         # A reader must not put back what another task of this process has changed meanwhile.
         self._lock = asyncio.Lock()
 
+    def list_fields(self, name: str, fields: Fields | None) -> list[str] | None:
+        """Return the fields of a resource's records; None if nobody has described them."""
+        if fields is None and (known := self.resources.get(name)):
+            fields = known.definition.schema.fields
+        return [*fields, "id", CREATED, UPDATED] if fields else None
+
     async def define(
         self,
         name: str,
@@ -262,15 +269,10 @@ class ResourceRegistry:
 
     async def _refresh(self) -> list[str]:
         names: list[str] = []
-        after = ""
         read_at = self._clock.mono()
-        while True:
-            records = await self._get_store().scan(DEFINITIONS, after=after, limit=_PAGE)
+        async for records in scan_pages(self._get_store(), DEFINITIONS):
             found = self._corruption_log.read_all(Definition.read, records)
             names += [self._remember(definition, read_at).name for definition in found]
-            if len(records) < _PAGE:
-                break
-            after = records[-1].key
         for gone in self.resources.keys() - set(names):
             self._forget(gone)
         return names
@@ -316,7 +318,7 @@ class ResourceRegistry:
 
     async def read_dropped(self) -> dict[str, Record]:
         """Return the notes about dropped resources, by name."""
-        notes = await self._get_store().scan(DROPPED, limit=_PAGE)
+        notes = await self._get_store().scan(DROPPED, limit=PAGE_SIZE)
         return {self._dropped.name(note.key): note for note in notes}
 
     def add_view(self, name: str, records: Store) -> None:

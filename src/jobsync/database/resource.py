@@ -33,26 +33,13 @@ from jobsync.database.resource_records import ResourceRecords
 from jobsync.database.validation import Validator
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
 from jobsync.stores.contract import Record
+from jobsync.stores.paging import split_pages
 
 __all__ = ["MessageSink", "Resource"]
-
-_PAGE = 1000
 
 
 class MessageSink(Protocol):
     """What a resource enqueues its messages to: a queue, in practice."""
-
-    async def enqueue(
-        self,
-        data: Mapping[str, Json],
-        *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
-    ) -> str:
-        """Enqueue one message; return its id."""
-        ...
 
     async def enqueue_many(
         self,
@@ -220,8 +207,8 @@ class Resource(ReadableResource):
         # Listed once, so that it ends even while others keep inserting.
         ids = await self._find_ids()
         try:
-            for start in range(0, len(ids), _PAGE):
-                result = await remove_many(self.records.keyspace, ids[start : start + _PAGE])
+            for part in split_pages(ids):
+                result = await remove_many(self.records.keyspace, part)
                 self.records.report_deleted(*result.written)
                 self._check_complete(result)
                 count += len(result.written)
@@ -254,9 +241,10 @@ class Resource(ReadableResource):
             Invalid: this resource has no queue here, or an option is invalid.
             OutcomeUnknown: it may or may not have been enqueued.
         """
-        return await self._get_queue().enqueue(
-            data, delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
+        (name,) = await self.enqueue_many(
+            [data], delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
         )
+        return name
 
     async def enqueue_many(
         self,

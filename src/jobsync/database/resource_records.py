@@ -31,6 +31,7 @@ from jobsync.database.validation import Validator
 from jobsync.errors import Invalid, InvalidRecord, NewerFormat, closest_name, plain_text
 from jobsync.events import Event, Events
 from jobsync.stores.contract import Change, Outcome, Record, Store, Where
+from jobsync.stores.paging import head_pages, scan_pages
 
 __all__ = [
     "DATA",
@@ -49,7 +50,6 @@ DATA = "data/"
 DEFINITION_AGE = 30.0
 """Seconds for which a process writes by a definition before it reads it again."""
 
-_RECORD_PAGE = 1000
 _HEAD_PAGE = 10_000
 
 T = TypeVar("T")
@@ -214,17 +214,12 @@ class ResourceRecords:
         if lookup is not None:
             await self._check_index(lookup)
 
-    async def _scan_all(
+    def _scan_all(
         self, where: Where, after: str | None, limit: int | None
     ) -> AsyncIterator[list[Record]]:
         start = "" if after is None else self.keyspace.key(after)
-        size = _RECORD_PAGE if limit is None else min(limit, _RECORD_PAGE)
-        while size:
-            records = await self._scan(where, start, size)
-            yield records
-            if len(records) < size:
-                return
-            start = records[-1].key
+        store, prefix = self.keyspace.store, self.keyspace.prefix
+        return scan_pages(store, prefix, after=start, where=where, limit=limit)
 
     async def _follow(
         self, lookup: Lookup, where: Where, after: str | None, limit: int | None
@@ -263,21 +258,9 @@ class ResourceRecords:
 
     async def find_keys(self, end: int | None) -> list[str]:
         """Return keys in order, up to so many."""
-        keys: list[str] = []
-        while end is None or len(keys) < end:
-            size = _HEAD_PAGE if end is None else min(end - len(keys), _HEAD_PAGE)
-            heads = await self.keyspace.store.heads(
-                self.keyspace.prefix, after=keys[-1] if keys else "", limit=size
-            )
-            keys += [head.key for head in heads]
-            if len(heads) < size:
-                break
-        return keys
-
-    async def _scan(self, where: Where, after: str, size: int) -> list[Record]:
-        return await self.keyspace.store.scan(
-            self.keyspace.prefix, after=after, limit=size, where=where
-        )
+        store, prefix = self.keyspace.store, self.keyspace.prefix
+        pages = head_pages(store, prefix, size=_HEAD_PAGE, limit=end)
+        return [head.key async for heads in pages for head in heads]
 
     async def prepare(self, record: Mapping[str, Json], id: str) -> dict[str, Json]:
         """Return a new record as it is to be stored; store nothing.

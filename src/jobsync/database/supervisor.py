@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.runner import find_caller
-from jobsync.core.clock import backoff_limit
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Invalid, Unavailable, format_error, safe_str
 from jobsync.events import Event
 
 __all__ = ["DatabaseFailed", "LifecycleLock", "Supervisor", "Work", "WorkPostponed"]
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_BACKOFF = ExponentialBackoff(first=0.5, longest=30.0)
 _GRACE = 5.0
 """Seconds that listeners have to finish at the end."""
 
@@ -118,6 +117,11 @@ class Supervisor:
         task.add_done_callback(self._work.discard)
         return task
 
+    def run_once(self, work: Work, name: str) -> None:
+        """Run work in the background, unless work with this name runs already."""
+        if name not in self.list_running():
+            self.run(work, name)
+
     async def cancel(self, name: str) -> None:
         """Cancel work with this name, and wait until it has ended."""
         tasks = {task for task in _others(self._work) if task.get_name() == name}
@@ -132,9 +136,8 @@ class Supervisor:
                 await work()
             except Unavailable as error:
                 lasted = self._clock.mono() - started
-                attempt = 1 if lasted > _LONGEST_PAUSE else attempt + 1
-                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-                pause = self._randomness.uniform(0, longest)
+                attempt = 1 if lasted > _BACKOFF.longest else attempt + 1
+                pause = _BACKOFF.draw(attempt, self._randomness)
                 self._events.emit(WorkPostponed(work=name, error=safe_str(error), pause=pause))
                 await self._clock.sleep(pause)
             else:

@@ -18,11 +18,11 @@ from datetime import date
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.jobs.foreign_claims import (
     Claim,
+    ClaimRules,
     ClaimState,
     ForeignClaims,
     find_done,
@@ -32,7 +32,7 @@ from jobsync.jobs.foreign_claims import (
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.store_clock import StoreClock
 from jobsync.jobs.unclosed_claims import UnclosedClaims
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
+from jobsync.stores.contract import Applied, Conflicted, Put, Record, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["Claims"]
@@ -44,56 +44,34 @@ class Claims:
     """One node's claims of one date.
 
     Args:
-        store: holds the claims.
-        components: the clocks.
         membership: the session that the claims depend on; knows which others are dead.
         keys: the fleet's keys.
         day: the date.
         node: this node's name.
         token_of: returns a task's token.
-        reclaim_after: seconds between an owner's death and the next claim of its tasks.
-        reclaim_ended_after: likewise, if the owner's process had ended.
-        handover_memory: seconds for which tasks that others finished around a handover are refused.
-        once_per_date: whether a task that is done is never done again on the same date.
+        rules: when a task may be claimed that another node has claimed.
     """
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
         membership: Membership,
         keys: JobKeys,
         day: date,
         node: str,
         token_of: Callable[[str], int],
-        *,
-        reclaim_after: float,
-        reclaim_ended_after: float,
-        handover_memory: float,
-        once_per_date: bool,
+        rules: ClaimRules,
     ) -> None:
+        store, components = membership.store, membership.components
         self._store = store
         self.store_clock = StoreClock(store, components.clock)
         self._membership = membership
         self._keys = keys
         self._day = day
         self._node = node
-        self.handover_memory = handover_memory
-        self._once_per_date = once_per_date
+        self.handover_memory = rules.handover_memory
+        self._once_per_date = rules.once_per_date
         self._corruption_log = CorruptionLog(store.name, components.events)
-        self.foreign = ForeignClaims(
-            store,
-            components,
-            membership,
-            keys,
-            day,
-            self._corruption_log,
-            token_of,
-            reclaim_after=reclaim_after,
-            reclaim_ended_after=reclaim_ended_after,
-            handover_memory=handover_memory,
-            once_per_date=once_per_date,
-        )
+        self.foreign = ForeignClaims(membership, keys, day, self._corruption_log, token_of, rules)
         self._running: dict[str, Record] = {}
         self._ending: set[str] = set()
         # A task in here can be claimed again without reading its record first.
@@ -305,13 +283,6 @@ class Claims:
         """Return which of these tasks are done, with their versions."""
         keys = [self._keys.claim(self._day, task) for task in tasks]
         return await find_done(self._store, keys, self._corruption_log)
-
-    def is_abandoned(self, claim: Claim) -> bool:
-        """Whether a claim is recorded as running but its owner is dead."""
-        owner = claim.owner
-        if claim.state != "running" or owner == self._membership.incarnation:
-            return False
-        return self._membership.is_dead(owner)
 
     @contextmanager
     def _claiming(self, tasks: Mapping[str, int]) -> Iterator[None]:

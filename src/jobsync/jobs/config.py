@@ -14,8 +14,6 @@ the address is in a config or in the environment: what is missing would differ b
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -25,29 +23,7 @@ from jobsync.jobs.coordination_config import ADDRESS, CoordinationConfig
 from jobsync.setting_fields import Origin, fields
 from jobsync.settings import Layer, Resolved, combine
 
-__all__ = ["check_no_other_jobsync", "resolve_coordination"]
-
-_OTHER_DISTRIBUTION = "jobsync"
-
-
-@cache
-def check_no_other_jobsync() -> None:
-    """Check that the distribution `jobsync`, whose package has the same name, is not installed.
-
-    Raises:
-        Misconfigured: it is installed; gives the command that repairs this.
-    """
-    try:
-        version = metadata.version(_OTHER_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return
-    raise Misconfigured(
-        "installed",
-        f"{_OTHER_DISTRIBUTION} {version}",
-        "is another library, whose files and those of jobsync-fleet overwrite each other",
-        "run: pip uninstall -y jobsync && pip install --force-reinstall jobsync-fleet",
-    )
-
+__all__ = ["resolve_coordination"]
 
 _SQL = frozenset({"url", *ADDRESS, "appname", "timezone", "profile"})
 _SQL_NAMES = {**{name: name for name in _SQL}, "passwd": "password"}

@@ -12,18 +12,18 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
+from jobsync.stores.paging import scan_pages, split_pages
 
 __all__ = [
-    "PAGE_SIZE",
+    "CLAIM_PAGE",
     "Claim",
+    "ClaimRules",
     "ClaimState",
     "ForeignClaims",
     "find_done",
@@ -33,7 +33,7 @@ __all__ = [
 
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
-PAGE_SIZE = 5000
+CLAIM_PAGE = 5000
 """Claims that are read in one request."""
 
 
@@ -63,35 +63,26 @@ def read_claim(record: Record) -> Claim:
     Raises:
         Corrupt: no version of this library wrote this.
     """
-    try:
-        return msgspec.convert(record.value, Claim)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, Claim)
 
 
 async def scan_claims(
     store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog
 ) -> list[Claim]:
     """Return all claims of a date."""
-    found: list[Claim] = []
-    after = ""
-    while True:
-        records = await store.scan(keys.claims(day), after=after, limit=PAGE_SIZE)
-        found += corruption_log.read_all(read_claim, records)
-        if len(records) < PAGE_SIZE:
-            return found
-        after = records[-1].key
+    pages = scan_pages(store, keys.claims(day), size=CLAIM_PAGE)
+    return [
+        claim async for records in pages for claim in corruption_log.read_all(read_claim, records)
+    ]
 
 
 async def read_claims(
     store: Store, keys: Sequence[str], corruption_log: CorruptionLog
 ) -> AsyncIterator[tuple[Record, Claim]]:
     """Yield the claims with these keys that exist and can be read, each after its record."""
-    for at in range(0, len(keys), PAGE_SIZE):
-        found = await read_each(store, keys[at : at + PAGE_SIZE], corruption_log.report)
+    for page in split_pages(keys, CLAIM_PAGE):
+        found = await read_existing(store, page, corruption_log.report)
         for record in found.values():
-            if record is None or record.deleted:
-                continue
             if (claim := corruption_log.read(read_claim, record)) is not None:
                 yield record, claim
 
@@ -114,52 +105,54 @@ class _Refusal(msgspec.Struct, frozen=True):
     """None: until the owner is dead or has ended the task."""
 
 
+class ClaimRules(msgspec.Struct, frozen=True, kw_only=True):
+    """When a node may claim what another node has claimed before.
+
+    Attributes:
+        reclaim_after: seconds between an owner's death and the next claim of its tasks.
+        reclaim_ended_after: likewise, if the owner's process had ended.
+        handover_memory: seconds for which tasks that others finished around a handover are refused.
+        once_per_date: whether a task that is done is never done again on the same date.
+    """
+
+    reclaim_after: float
+    reclaim_ended_after: float = 0.0
+    handover_memory: float
+    once_per_date: bool
+
+
 class ForeignClaims:
     """The claims of other nodes on one date, as far as this node knows them.
 
     Args:
-        store: holds the claims.
-        components: the clock.
         membership: this node's session; knows which other sessions are dead.
         keys: the fleet's keys.
         day: the date.
         corruption_log: reports records that cannot be read.
         token_of: returns a task's token.
-        reclaim_after: seconds between an owner's death and the next claim of its tasks.
-        reclaim_ended_after: likewise, if the owner's process had ended.
-        handover_memory: seconds for which tasks that others have just finished are refused.
-        once_per_date: whether a task that is done is never done again on the same date.
+        rules: when a task may be claimed that another node has claimed.
     """
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
         membership: Membership,
         keys: JobKeys,
         day: date,
         corruption_log: CorruptionLog,
         token_of: Callable[[str], int],
-        *,
-        reclaim_after: float,
-        reclaim_ended_after: float,
-        handover_memory: float,
-        once_per_date: bool,
+        rules: ClaimRules,
     ) -> None:
-        self._store = store
-        self._clock = components.clock
+        self._store = membership.store
+        self._clock = membership.components.clock
         self._membership = membership
         self._keys = keys
         self._day = day
         self._corruption_log = corruption_log
         self._token_of = token_of
-        self._reclaim_after = reclaim_after
-        self._reclaim_ended_after = reclaim_ended_after
-        self._handover_memory = handover_memory
-        self._once_per_date = once_per_date
+        self._rules = rules
         self._refusals: dict[str, _Refusal] = {}
         self._died_at: dict[str, Mono] = {}
-        self._refreshed = components.clock.mono()
+        self._refreshed = self._clock.mono()
 
     async def load(self, tokens: Collection[int], recent: Mapping[str, Json]) -> None:
         """Read what others are doing, or have just done, under tokens that this node gains.
@@ -168,20 +161,14 @@ class ForeignClaims:
             tokens: the tokens.
             recent: a filter for claims that have just ended.
         """
-        done = {"state": "done", **({} if self._once_per_date else recent)}
+        done = {"state": "done", **({} if self._rules.once_per_date else recent)}
         wanted = {"$or": [{"state": "running"}, done]}
-        after = ""
-        while True:
-            records = await self._store.scan(
-                self._keys.claims(self._day), after=after, limit=PAGE_SIZE, where=wanted
-            )
+        prefix = self._keys.claims(self._day)
+        async for records in scan_pages(self._store, prefix, where=wanted, size=CLAIM_PAGE):
             for claim in self._corruption_log.read_all(read_claim, records):
                 # The token in the claim may be of earlier settings.
                 if self._token_of(claim.task) in tokens:
                     self.remember(claim)
-            if len(records) < PAGE_SIZE:
-                break
-            after = records[-1].key
         self.watch_owners()
 
     async def refresh(self) -> None:
@@ -190,7 +177,7 @@ class ForeignClaims:
         Their owners' deaths are watched; their ends are not.
         """
         now = self._clock.mono()
-        if now - self._refreshed < self._handover_memory:
+        if now - self._refreshed < self._rules.handover_memory:
             return
         self._refreshed = now
         keys = [refusal.key for refusal in self._refusals.values() if refusal.until is None]
@@ -210,10 +197,11 @@ class ForeignClaims:
             return
         key = self._keys.claim(self._day, claim.task)
         forever = Mono(math.inf)
-        until = forever if self._once_per_date else self._clock.mono() + self._handover_memory
+        rules = self._rules
+        until = forever if rules.once_per_date else self._clock.mono() + rules.handover_memory
         if claim.state == "running":
             self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, None)
-        elif claim.state == "done" and (self._once_per_date or finished):
+        elif claim.state == "done" and (rules.once_per_date or finished):
             self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, until)
         else:
             self._refusals.pop(claim.task, None)
@@ -267,4 +255,5 @@ class ForeignClaims:
             return False
         # Otherwise its process may still be doing the task without knowing that it is dead.
         has_ended = self._membership.has_process_ended(refusal.owner)
-        return now - died_at >= (self._reclaim_ended_after if has_ended else self._reclaim_after)
+        rules = self._rules
+        return now - died_at >= (rules.reclaim_ended_after if has_ended else rules.reclaim_after)

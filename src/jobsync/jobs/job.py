@@ -20,15 +20,16 @@ import datetime as dt
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from typing import Any, Self
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.errors import ClaimLost, Invalid, OutcomeUnknown, Unavailable
+from jobsync.errors import ClaimLost, Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.background import ExitGuard
-from jobsync.jobs.config import check_no_other_jobsync, resolve_coordination
+from jobsync.jobs.config import resolve_coordination
 from jobsync.jobs.coordination_config import CoordinationConfig
 from jobsync.jobs.events import Callbacks
 from jobsync.jobs.job_inspection import JobInspection
@@ -133,7 +134,7 @@ class Job(JobInspection):
         """
         if self._background is not None:
             raise Invalid("job", self, "is entered already", "leave it first, or create another")
-        check_no_other_jobsync()
+        _check_no_other_jobsync()
         self._exit_guard = ExitGuard(2)
         provider = self._lock_provider
         self._open(
@@ -326,3 +327,22 @@ class Job(JobInspection):
     def clear_all_locks(self) -> int:
         """Remove the pins of all nodes; return how many."""
         return self._entered_pins.remove_all()
+
+
+@cache
+def _check_no_other_jobsync() -> None:
+    """Check that the distribution `jobsync`, whose package has the same name, is not installed.
+
+    Raises:
+        Misconfigured: it is installed; gives the command that repairs this.
+    """
+    try:
+        version = metadata.version("jobsync")
+    except metadata.PackageNotFoundError:
+        return
+    raise Misconfigured(
+        "installed",
+        f"jobsync {version}",
+        "is another library, whose files and those of jobsync-fleet overwrite each other",
+        "run: pip uninstall -y jobsync && pip install --force-reinstall jobsync-fleet",
+    )

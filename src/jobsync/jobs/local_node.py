@@ -21,7 +21,7 @@ from jobsync.core.codec import Json
 from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.events import AuditRefused
 from jobsync.jobs.foreign_claims import (
-    PAGE_SIZE,
+    CLAIM_PAGE,
     Claim,
     ClaimState,
     find_done,
@@ -34,6 +34,7 @@ from jobsync.jobs.retention import Forgotten, forget, record_date
 from jobsync.jobs.store_clock import StoreClock
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.paging import split_pages
 
 __all__ = ["LocalNode", "LocalRecords", "MemoryRecords", "StoredRecords", "describe_local_node"]
 
@@ -331,10 +332,8 @@ class StoredRecords:
     async def _read(self, tasks: Collection[str]) -> dict[str, Record | None]:
         """Return the records of tasks; without those that cannot be read."""
         keys = {self._keys.claim(self._day, task): task for task in tasks}
-        pages = list(keys)
         found: dict[str, Record | None] = {}
-        for at in range(0, len(pages), PAGE_SIZE):
-            page = pages[at : at + PAGE_SIZE]
+        for page in split_pages(list(keys), CLAIM_PAGE):
             read = await read_each(self._store, page, self._corruption_log.report)
             found |= {keys[key]: record for key, record in read.items()}
         return found

@@ -36,6 +36,7 @@ from jobsync.jobs.events import (
     TokensChanged,
 )
 from jobsync.jobs.fleet_settings import FleetSettings, SettingsDiffer
+from jobsync.jobs.foreign_claims import ClaimRules
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.pins import PinStore
@@ -52,7 +53,7 @@ TRANSIENT = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
 _WAIT_TIMEOUT = 3600.0
 
 
-class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+class JobNodeSettings(ClaimRules, frozen=True, kw_only=True):
     """The settings of a node."""
 
     fleet: str
@@ -62,10 +63,6 @@ class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     day: date
     total_tokens: int
     hash_function: str
-    reclaim_after: float
-    reclaim_ended_after: float = 0.0
-    handover_memory: float
-    once_per_date: bool
     is_observer: bool
     rebalance_interval: float
     """Seconds between rounds of the leader if no change is reported."""
@@ -111,25 +108,12 @@ class NodeLoop:
         self._reviewing_pins = asyncio.Lock()
         self._facts = dict(facts or {})
         key = self._keys.node(settings.node)
-        self._registration = Registration(store, components, membership, key, self._facts)
-        self.claims = Claims(
-            store,
-            components,
-            membership,
-            self._keys,
-            settings.day,
-            settings.node,
-            self.token,
-            reclaim_after=settings.reclaim_after,
-            reclaim_ended_after=settings.reclaim_ended_after,
-            handover_memory=settings.handover_memory,
-            once_per_date=settings.once_per_date,
-        )
+        self._registration = Registration(membership, key, self._facts)
+        day, node = settings.day, settings.node
+        self.claims = Claims(membership, self._keys, day, node, self.token, settings)
         self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
         self.pins = PinStore(store, components, self._keys, self.token)
         self._rebalancer = Rebalancer(
-            store,
-            components,
             membership,
             self._keys,
             total=settings.total_tokens,

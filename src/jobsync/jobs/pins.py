@@ -34,12 +34,12 @@ from jobsync.core.pins import (
     read_sheet,
     write_sheet,
 )
-from jobsync.errors import Conflict, Corrupt, Invalid, Misconfigured
+from jobsync.errors import Conflict, Invalid, Misconfigured
 from jobsync.jobs.background import BlockingCall
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.task import Task
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.corruption_log import CorruptionLog, read_existing
 
 if TYPE_CHECKING:
     from jobsync.jobs.job_node import JobNode
@@ -185,34 +185,18 @@ class PinStore:
             for key, version in versions.items()
             if key not in known or known[key].version != version
         ]
-        for record in await self._fetch(stale):
-            known[record.key] = _Sheet(record.version, self._decode(record))
+        # One sheet that cannot be read must not hide the others.
+        found = await read_existing(self._store, stale, self._corruption_log.report)
+        for key, record in found.items():
+            known[key] = _Sheet(record.version, self._decode(record))
         self._sheets = known
         return [known[key].pins for key in versions if key in known]
 
-    async def _fetch(self, keys: Sequence[str]) -> list[Record]:
-        if not keys:
-            return []
-        try:
-            found = await self._store.get_many(keys)
-        except Corrupt:
-            # One sheet that cannot be read must not hide the others.
-            found = [await self._get(key) for key in keys]
-        return [record for record in found if record is not None]
-
-    async def _get(self, key: str) -> Record | None:
-        try:
-            return await self._store.get(key)
-        except Corrupt as corrupt:
-            self._corruption_log.report(corrupt)
-            return None
-
     def _decode(self, record: Record) -> list[Pin]:
-        try:
+        def decode(record: Record) -> list[Pin]:
             return read_sheet(record.value, record.key, self._token_of)
-        except Corrupt as corrupt:
-            self._corruption_log.report(corrupt)
-            return []
+
+        return self._corruption_log.read(decode, record) or []
 
 
 class Pins:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import listening
 from jobsync.coordination.term import Term
@@ -79,9 +78,7 @@ class Rebalancer:
     """Assigns tokens while its node is the leader.
 
     Args:
-        store: holds the nodes and the assignment.
-        components: the clock and the event emitter.
-        membership: knows which sessions are dead.
+        membership: knows which sessions are dead; its store holds the nodes and the assignment.
         keys: the fleet's keys.
         total: the number of tokens.
         token_of: returns a task's token.
@@ -95,8 +92,6 @@ class Rebalancer:
 
     def __init__(
         self,
-        store: Store,
-        components: Components,
         membership: Membership,
         keys: JobKeys,
         *,
@@ -109,10 +104,10 @@ class Rebalancer:
         on_published: Callable[[], object],
         restore: Callable[[], Awaitable[object]],
     ) -> None:
-        self._store = store
-        self._clock = components.clock
-        self._events = components.events
-        self._corruption_log = CorruptionLog(store.name, components.events)
+        self._store = membership.store
+        self._clock = membership.components.clock
+        self._events = membership.components.events
+        self._corruption_log = CorruptionLog(self._store.name, self._events)
         self._membership = membership
         self._keys = keys
         self._total = total

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_session_record
@@ -23,7 +22,8 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NodeRestored
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Record
+from jobsync.stores.corruption_log import convert_record
 
 if TYPE_CHECKING:
     from jobsync.jobs.job_node import JobNode
@@ -92,10 +92,7 @@ def read_node_record(record: Record) -> NodeRecord:
     Raises:
         Corrupt: no version of this library wrote this.
     """
-    try:
-        return msgspec.convert(record.value, NodeRecord)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
+    return convert_record(record, NodeRecord)
 
 
 def find_candidates(nodes: Iterable[NodeRecord], dead: Collection[str]) -> list[NodeRecord]:
@@ -113,24 +110,15 @@ class Registration:
     """This process's registration under a node's name.
 
     Args:
-        store: holds the record.
-        components: the clock that bounds waiting, and the event emitter.
-        membership: the session that the registration depends on.
+        membership: the session that the registration depends on; its store holds the record.
         key: the record's key.
         facts: host and process, for people.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        components: Components,
-        membership: Membership,
-        key: str,
-        facts: Mapping[str, Json],
-    ) -> None:
-        self._store = store
-        self._clock = components.clock
-        self._events = components.events
+    def __init__(self, membership: Membership, key: str, facts: Mapping[str, Json]) -> None:
+        self._store = membership.store
+        self._clock = membership.components.clock
+        self._events = membership.components.events
         self._membership = membership
         self._key = key
         self._facts = facts

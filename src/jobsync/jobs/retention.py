@@ -17,11 +17,11 @@ from jobsync.errors import Conflict, Invalid
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
+from jobsync.stores.paging import PAGE_SIZE, drop_all
 
 __all__ = ["Forgotten", "forget", "record_date"]
 
 _DAY = 86_400.0
-_PAGE = 1000
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ async def forget(
     before = now - days * _DAY
     dates = claims = 0
     for day in await _find_dates(store, keys, before):
-        claims += await _drop_all(store, keys.claims(day))
+        claims += await drop_all(store, keys.claims(day))
         await store.drop([keys.work_date(day)])
         dates += 1
     return Forgotten(
@@ -86,19 +86,11 @@ async def _find_dates(store: Store, keys: JobKeys, before: float) -> list[date]:
     """Return the dates that ended before then, and on which no node has started since."""
     last = dt.datetime.fromtimestamp(before, dt.UTC).date()
     found = []
-    for record in await store.scan(keys.dates, limit=100 * _PAGE):
+    for record in await store.scan(keys.dates, limit=100 * PAGE_SIZE):
         day = date.fromisoformat(record.key.removeprefix(keys.dates))
         if day < last and record.value["used"] < before:
             found.append(day)
     return found
-
-
-async def _drop_all(store: Store, prefix: str) -> int:
-    count = 0
-    while heads := await store.heads(prefix, limit=_PAGE):
-        await store.drop([head.key for head in heads])
-        count += len(heads)
-    return count
 
 
 async def _forget_nodes(
@@ -109,7 +101,7 @@ async def _forget_nodes(
 ) -> int:
     """Delete the records of nodes that joined before then and have left or died."""
     count = 0
-    for record in await store.scan(keys.nodes, limit=10 * _PAGE):
+    for record in await store.scan(keys.nodes, limit=10 * PAGE_SIZE):
         node = read_node(record)
         if node is None or node.created >= before or not await _is_gone(store, node):
             continue

@@ -8,15 +8,14 @@ import asyncio
 from typing import TypeAlias
 
 from jobsync.components import Components
-from jobsync.core.clock import backoff_limit
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.in_flight import Delivery, WorkerListener
 
 __all__ = ["Completer"]
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
+_BACKOFF = ExponentialBackoff(first=0.1, longest=2.0)
 _COLLECT = 0.001
 """Seconds to wait for more settlements."""
 _MAX_WAITS = 4
@@ -100,5 +99,4 @@ class Completer:
             except (OutcomeUnknown, Unavailable) as error:
                 self._listener.on_failure(error)
                 attempt += 1
-                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-                await self._clock.sleep(self._randomness.uniform(0, longest))
+                await _BACKOFF.sleep(attempt, self._clock, self._randomness)

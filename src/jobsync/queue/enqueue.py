@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
-from jobsync.core.messages import check_max_attempts
+from jobsync.core.retry import check_max_attempts
 from jobsync.database.database import Database
 from jobsync.database.document import as_list
 from jobsync.database.plugin import check_plugin_name

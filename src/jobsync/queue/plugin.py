@@ -23,20 +23,11 @@ from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.core.messages import (
-    FINISHED,
-    LIVE,
-    Backoff,
-    MessageState,
-    Retries,
-    default_backoff,
-)
+from jobsync.core.messages import FINISHED, LIVE, MessageState
+from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
-from jobsync.errors import (
-    Invalid,
-    Unavailable,
-)
+from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
 from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import (

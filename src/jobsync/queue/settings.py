@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.messages import MAX_ATTEMPTS, check_max_attempts
+from jobsync.core.retry import MAX_ATTEMPTS, check_max_attempts
 from jobsync.core.trust import check_duration
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section

@@ -17,8 +17,9 @@ from typing import Any
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.core.clock import Mono, backoff_limit
-from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
+from jobsync.core.clock import Mono
+from jobsync.core.messages import Failed, HandlerVerdict, Returned, Transition, decide
+from jobsync.core.retry import ExponentialBackoff, Retries
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
@@ -33,8 +34,7 @@ from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "find_calling_worker"]
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
+_BACKOFF = ExponentialBackoff(first=0.1, longest=2.0)
 _DISTRUST_WAIT = 0.25
 """Seconds between checks whether the session is trusted again: nothing notifies of it."""
 _MAX_EMPTY_POLLS = 3
@@ -249,8 +249,7 @@ class Worker:
             except Unavailable as error:
                 failures += 1
                 self.on_failure(error)
-                longest = backoff_limit(failures, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-                await self._clock.sleep(self._randomness.uniform(0, longest))
+                await _BACKOFF.sleep(failures, self._clock, self._randomness)
                 continue
             if claimed is None:
                 await wait_for_change(

@@ -17,9 +17,8 @@ from jobsync.core.codec import Json
 from jobsync.core.job_state import JobDefinition
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, NewerFormat
-from jobsync.scheduler.history import convert_record
 from jobsync.stores.contract import Applied, Put, Record, find_applied
-from jobsync.stores.corruption_log import read_each
+from jobsync.stores.corruption_log import convert_record, read_existing
 
 __all__ = ["CodeVersions", "Defined", "digest_code"]
 
@@ -125,14 +124,11 @@ class CodeVersions:
         """
         heads = await self._code.store.heads(self._code.prefix, limit=_PAGE)
         unused = [head.key for head in heads if self._code.name(head.key) not in used]
-        records = await read_each(self._code.store, unused[:_MAX_FORGOTTEN], self._report)
+        records = await read_existing(self._code.store, unused[:_MAX_FORGOTTEN], self._report)
         old = [
             record.delete()
             for record in records.values()
-            if record is not None
-            and not record.deleted
-            and (code := self._decode(record)) is not None
-            and code.at < now - _CODE_AGE
+            if (code := self._decode(record)) is not None and code.at < now - _CODE_AGE
         ]
         outcomes = await self._code.store.write(old) if old else []
         return sum(isinstance(outcome, Applied) for outcome in outcomes)

@@ -14,8 +14,8 @@ from jobsync.core.clock import Clock
 from jobsync.core.codec import Json
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, NewerFormat
-from jobsync.scheduler.history import convert_record
 from jobsync.stores.contract import Record
+from jobsync.stores.corruption_log import convert_record
 
 __all__ = ["Edits", "JobEdits"]
 

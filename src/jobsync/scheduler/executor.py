@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.messages import Backoff, Retries, default_backoff
+from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.errors import Invalid
 from jobsync.scheduler import action_call
 from jobsync.scheduler.action_call import ActionCall

@@ -8,7 +8,7 @@ record can be created once: it proves that its instant was fired.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -16,22 +16,19 @@ from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.job_state import ActiveRun, Gap, RunStatus
 from jobsync.core.keys import escape
-from jobsync.errors import Corrupt
 from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.results import describe_result
 from jobsync.stores.contract import Put, Record, Store, find_applied
-from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.corruption_log import CorruptionLog, convert_record
+from jobsync.stores.paging import head_pages
 
-__all__ = ["HistoryEntry", "JobHistory", "build_entry", "convert_record", "describe_end"]
+__all__ = ["HistoryEntry", "JobHistory", "build_entry", "describe_end"]
 
-_PAGE = 1000
 _COUNTED_PAGE = 10_000
 """Entries that are counted with one request."""
 _COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
 _LATEST = 10**11 - 1
 """The latest instant that a key can hold: the year 5138."""
-
-_T = TypeVar("_T")
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,26 +195,20 @@ class JobHistory:
         if newest is not None:
             cut = min(cut, newest)
         removed = 0
-        while old := await self._get_store().heads(prefix, after=cut, limit=_PAGE):
+        async for old in head_pages(self._get_store(), prefix, after=cut):
             kept = {self.run_key(name, run) for run in await list_running()}
             keys = [head.key for head in old if head.key not in kept]
             await self._get_store().drop(keys)
             removed += len(keys)
-            if len(old) < _PAGE:
-                break
-            cut = old[-1].key
         return removed
 
     async def _find_key(self, prefix: str, position: int) -> str | None:
         """Return the key at a position, counted from 1; "" for 0, None if there are fewer."""
-        key = ""
-        while position > 0:
-            limit = min(position, _COUNTED_PAGE)
-            heads = await self._get_store().heads(prefix, after=key, limit=limit)
-            if len(heads) < limit:
-                return None
-            key, position = heads[-1].key, position - limit
-        return key
+        key, count = "", 0
+        pages = head_pages(self._get_store(), prefix, size=_COUNTED_PAGE, limit=position)
+        async for heads in pages:
+            key, count = heads[-1].key, count + len(heads)
+        return key if count == position else None
 
     def run_key(self, name: str, run: ActiveRun) -> str:
         """Return the key of a firing. One instant has one key, unless it was fired by hand."""
@@ -268,15 +259,3 @@ def _invert(instant: int) -> str:
 
 def _read_entry(record: Record) -> HistoryEntry:
     return convert_record(record, HistoryEntry)
-
-
-def convert_record(record: Record, kind: type[_T]) -> _T:
-    """Return what a record of a scheduler says.
-
-    Raises:
-        Corrupt: it is not what a scheduler writes.
-    """
-    try:
-        return msgspec.convert(record.value, kind)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, f"not what a scheduler writes: {error}") from error

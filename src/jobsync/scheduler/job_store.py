@@ -27,16 +27,15 @@ from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat
 from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.edits import JobEdits
-from jobsync.scheduler.history import JobHistory, convert_record
+from jobsync.scheduler.history import JobHistory
 from jobsync.stores.contract import Put, Record, Store, find_applied
-from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
+from jobsync.stores.paging import head_pages, scan_pages, split_pages
 
 __all__ = ["SCHEDULES", "JobStore", "Progress", "StoredJob", "list_namespaces"]
 
 SCHEDULES = "schedule/"
 """The prefix of everything about scheduled jobs; each namespace has a level below it."""
-
-_PAGE = 1000
 
 
 class StoredJob(NamedTuple):
@@ -66,10 +65,7 @@ async def list_namespaces(store: Store) -> list[str]:
 
 
 async def _list_keys(store: Store, prefix: str) -> list[str]:
-    keys: list[str] = []
-    while heads := await store.heads(prefix, after=keys[-1] if keys else "", limit=_PAGE):
-        keys += [head.key for head in heads]
-    return keys
+    return [head.key async for heads in head_pages(store, prefix) for head in heads]
 
 
 class JobStore:
@@ -118,12 +114,10 @@ class JobStore:
     async def read_many(self, names: Sequence[str]) -> dict[str, StoredJob]:
         """Read the states of those that exist and can be read; others are reported."""
         found: dict[str, StoredJob] = {}
-        for start in range(0, len(names), _PAGE):
-            page = {self._jobs.key(name): name for name in names[start : start + _PAGE]}
-            records = await read_each(self.store, list(page), self._corruption_log.report)
+        for part in split_pages(names):
+            page = {self._jobs.key(name): name for name in part}
+            records = await read_existing(self.store, list(page), self._corruption_log.report)
             for key, record in records.items():
-                if record is None or record.deleted:
-                    continue
                 if (stored := self._corruption_log.read(self._decode, record)) is not None:
                     found[page[key]] = stored
         return found
@@ -135,15 +129,11 @@ class JobStore:
     async def read_all(self) -> dict[str, StoredJob]:
         """Read all states that can be read, by name; others are reported."""
         found: dict[str, StoredJob] = {}
-        after = ""
-        while True:
-            records = await self.store.scan(self._jobs.prefix, after=after, limit=_PAGE)
+        async for records in scan_pages(self.store, self._jobs.prefix):
             for record in records:
                 if (stored := self._corruption_log.read(self._decode, record)) is not None:
                     found[self._jobs.name(record.key)] = stored
-            if len(records) < _PAGE:
-                return found
-            after = records[-1].key
+        return found
 
     @property
     def prefixes(self) -> list[str]:
@@ -165,8 +155,7 @@ class JobStore:
             OutcomeUnknown: one may have been written, may still be, or never.
         """
         names, created = sorted(states), set[str]()
-        for start in range(0, len(names), _PAGE):
-            page = names[start : start + _PAGE]
+        for page in split_pages(names):
             puts = [Put(self._jobs.key(name), msgspec.to_builtins(states[name])) for name in page]
             outcomes = await self.store.write(puts)
             for name, put, outcome in zip(page, puts, outcomes, strict=True):

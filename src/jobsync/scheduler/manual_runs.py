@@ -20,6 +20,7 @@ from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.firing import start_manually, withdraw
 from jobsync.core.job_state import ActiveRun, JobState
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import (
     Corrupt,
     Invalid,
@@ -38,8 +39,7 @@ from jobsync.scheduler.settings import check_lookup_name, read_dict
 
 __all__ = ["ManualRuns"]
 
-_FIRST_POLL = 0.05
-_LONGEST_POLL = 1.0
+_POLLS = ExponentialBackoff(first=0.05, longest=1.0)
 _RETRY = 1.0
 """Seconds until a job is looked at again whose store did not answer."""
 
@@ -123,7 +123,7 @@ class ManualRuns:
     async def _start_soon(self, job: KnownJob, data: Mapping[str, Any]) -> _Started:
         """Start a run as soon as it may start; return its task."""
         (run_id,) = self._components.ids.records(1)
-        poll = _FIRST_POLL
+        polls = 0
         self._runs.waiting.add(run_id)
         try:
             while True:
@@ -133,8 +133,8 @@ class ManualRuns:
                 await asyncio.wait([attempt])
                 if (task := attempt.result()) is not None:
                     return task
-                await self._components.clock.sleep(poll)
-                poll = min(2 * poll, _LONGEST_POLL)
+                polls += 1
+                await self._components.clock.sleep(_POLLS.limit(polls))
         except BaseException:
             # It may be in line, and would hold up others until they notice.
             removal = asyncio.get_running_loop().create_task(self._withdraw(job.name, run_id))

@@ -28,6 +28,7 @@ from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.settings import check_changes, check_lookup_name, check_plain_text
+from jobsync.stores.paging import split_pages
 
 __all__ = ["NEXT_RUNS", "JobOperations", "JobStatus", "build_status"]
 
@@ -285,7 +286,7 @@ class JobOperations:
         """Return the newest entries of all jobs; a few jobs are read at once."""
         names = await self._jobs.list_names()
         newest: list[HistoryEntry] = []
-        for start in range(0, len(names), _CONCURRENT_READS):
+        for part in split_pages(names, _CONCURRENT_READS):
             async with asyncio.TaskGroup() as group:
                 pages = [
                     group.create_task(
@@ -293,7 +294,7 @@ class JobOperations:
                             name, statuses=statuses, since=since, limit=limit
                         )
                     )
-                    for name in names[start : start + _CONCURRENT_READS]
+                    for name in part
                 ]
             newest += [entry for page in pages for entry in page.result()]
             # Only so many are kept, however many jobs there are.

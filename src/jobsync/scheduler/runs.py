@@ -20,10 +20,9 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
-from jobsync.core.clock import backoff_limit
 from jobsync.core.firing import drop_run, explain_loss, find_newest_due, finish
 from jobsync.core.job_state import ActiveRun, JobState
-from jobsync.core.messages import default_backoff
+from jobsync.core.retry import ExponentialBackoff, default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
@@ -35,10 +34,9 @@ from jobsync.stores.contract import Record
 
 __all__ = ["KnownJob", "RunListener", "Runs", "find_calling_runs"]
 
-_FIRST_PAUSE = 0.1
+_BACKOFF = ExponentialBackoff(first=0.1, longest=5.0, jitter=0.5)
 _MAX_DAMAGED = 8
 """A record that so many replies show damaged is damaged where it is stored."""
-_LONGEST_PAUSE = 5.0
 _RELEASE_TIME = 1.0
 """Seconds for which a cancelled run waits for its release."""
 
@@ -430,7 +428,7 @@ class Runs:
         Raises:
             Corrupt: a record cannot be read, and that is not because a reply was damaged.
         """
-        clock, attempt, damaged = self._components.clock, 0, 0
+        attempt = damaged = 0
         while self._is_ours(run):
             try:
                 return await work()
@@ -441,6 +439,5 @@ class Runs:
                 if damaged == _MAX_DAMAGED:
                     raise
                 attempt = damaged
-            longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-            await clock.sleep(self._components.randomness.uniform(longest / 2, longest))
+            await _BACKOFF.sleep(attempt, self._components.clock, self._components.randomness)
         return None

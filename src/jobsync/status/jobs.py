@@ -24,7 +24,7 @@ from jobsync.core.assignment import (
 from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.errors import NotFound
 from jobsync.jobs.coordination_config import default_reclaim_delay
-from jobsync.jobs.foreign_claims import PAGE_SIZE, Claim, read_claim
+from jobsync.jobs.foreign_claims import Claim, read_claim, scan_claims
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.pins import PinStore
 from jobsync.jobs.rebalancer import fetch_plan
@@ -169,14 +169,7 @@ class FleetStatus:
 
     async def claims(self, day: date) -> list[Claim]:
         """Return the claims of a date, sorted by task."""
-        prefix, after = self._keys.claims(day), ""
-        found: list[Claim] = []
-        while True:
-            page = await self._store.scan(prefix, after=after, limit=PAGE_SIZE)
-            found += self._corruption_log.read_all(read_claim, page)
-            if len(page) < PAGE_SIZE:
-                return found
-            after = page[-1].key
+        return await scan_claims(self._store, self._keys, day, self._corruption_log)
 
     async def task(self, task_id: str, day: date) -> TaskStatus:
         """Return what decides where one task runs on a date."""

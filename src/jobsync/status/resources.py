@@ -16,10 +16,10 @@ from jobsync.database.definition import Definition, IndexState, Rule
 from jobsync.database.registry import DEFINITIONS
 from jobsync.stores.contract import Store
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import scan_pages
 
 __all__ = ["IndexStatus", "ResourceStatus", "read_resources_status"]
 
-_PAGE = 1000
 
 R = TypeVar("R", bound=Rule)
 
@@ -59,14 +59,10 @@ async def read_resources_status(store: Store, components: Components) -> list[Re
     """
     corruption_log = CorruptionLog("resources", components.events)
     found: list[ResourceStatus] = []
-    after = ""
-    while True:
-        records = await store.scan(DEFINITIONS, after=after, limit=_PAGE)
+    async for records in scan_pages(store, DEFINITIONS):
         definitions = corruption_log.read_all(Definition.read, records)
         found += [await _read_indexes(store, definition) for definition in definitions]
-        if len(records) < _PAGE:
-            return found
-        after = records[-1].key
+    return found
 
 
 async def _read_indexes(store: Store, definition: Definition) -> ResourceStatus:

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
-from jobsync.errors import Corrupt
+import msgspec
+
+from jobsync.errors import Corrupt, Invalid
 from jobsync.events import Event, Events
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["CorruptionLog", "RecordSetAside", "read_each"]
+__all__ = ["CorruptionLog", "RecordSetAside", "convert_record", "read_each", "read_existing"]
 
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class CorruptionLog:
         self._events = events
         self._reported: set[tuple[str, str]] = set()
 
-    def read(self, decode: Callable[[R], T], stored: R) -> T | None:
+    def read(self, decode: Callable[[R], T | None], stored: R) -> T | None:
         """Decode stored data; if it is corrupt, report it and return None."""
         try:
             return decode(stored)
@@ -42,8 +44,8 @@ class CorruptionLog:
             self.report(corrupt)
             return None
 
-    def read_all(self, decode: Callable[[R], T], stored: Iterable[R]) -> list[T]:
-        """Decode each item; report and leave out those that are corrupt."""
+    def read_all(self, decode: Callable[[R], T | None], stored: Iterable[R]) -> list[T]:
+        """Decode each item; leave out those that are None, or corrupt, which are reported."""
         return [value for item in stored if (value := self.read(decode, item)) is not None]
 
     def report(self, corrupt: Corrupt) -> None:
@@ -54,6 +56,18 @@ class CorruptionLog:
             self._events.emit(
                 RecordSetAside(store=self._store, key=corrupt.key, reason=corrupt.detail)
             )
+
+
+def convert_record(record: Record, kind: type[T]) -> T:
+    """Return the value of a record, decoded.
+
+    Raises:
+        Corrupt: no version of this library wrote it.
+    """
+    try:
+        return msgspec.convert(record.value, kind)
+    except (msgspec.ValidationError, Invalid) as error:
+        raise Corrupt(record.key, str(error)) from error
 
 
 async def read_each(
@@ -74,7 +88,16 @@ async def read_each(
         if len(keys) == 1:
             report(corrupt)
             return {}
-    found: dict[str, Record | None] = {}
-    for key in keys:
-        found |= await read_each(store, [key], report)
-    return found
+    middle = len(keys) // 2
+    return {
+        **await read_each(store, keys[:middle], report),
+        **await read_each(store, keys[middle:], report),
+    }
+
+
+async def read_existing(
+    store: Store, keys: Sequence[str], report: Callable[[Corrupt], object]
+) -> dict[str, Record]:
+    """Read the records that exist and are not deleted; see `read_each`."""
+    found = await read_each(store, keys, report)
+    return {key: record for key, record in found.items() if record and not record.deleted}

@@ -25,6 +25,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Wall
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, Store, Unknown, unwrap
 from jobsync.stores.record_codec import first_id_at
@@ -59,8 +60,7 @@ _REVISION = 1
 _DAY = 86400.0
 _VERDICT_LIFETIME = 30 * _DAY
 _REMOVAL_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
+_BACKOFF = ExponentialBackoff(first=0.05, longest=1.0)
 _RACERS = 8
 _MAX_SKEW = 30.0
 _FIX = "use a store that honours conditional writes; jobsync would lose updates on this one"
@@ -117,7 +117,7 @@ class Trials:
         Raises:
             Unavailable: they were not, within the deadline.
         """
-        pause = _FIRST_PAUSE
+        attempt = 0
         while True:
             key = f"{PROBE_KEYS}{self._ids.batch()}"
             self._keys.append(key)
@@ -130,8 +130,8 @@ class Trials:
                 if self._clock.mono() >= self._give_up_at:
                     reason = f"no definite answer came within {self._deadline:g} s ({error.detail})"
                     raise Unavailable(self._store.name, reason) from error
-            await self._clock.sleep(self._randomness.uniform(0, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            attempt += 1
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
 
 async def probe(store: Store, components: Components) -> list[Finding]:

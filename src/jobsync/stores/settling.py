@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import (
     TRAIL_LENGTH,
@@ -36,8 +37,7 @@ __all__ = ["DEADLINE", "SettlingStore", "judge_write"]
 DEADLINE = 30.0
 """Seconds after which an unknown write is not sent again."""
 
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 4.0
+_BACKOFF = ExponentialBackoff(first=0.05, longest=4.0)
 
 WriteFate: TypeAlias = Literal["pending", "applied", "conflicted", "unknowable"]
 
@@ -93,7 +93,7 @@ class SettlingStore(StoreDecorator):
         """Append entries to a history; a named batch can be sent again until it is stored."""
         give_up_at = self._clock.mono() + self._deadline
         batch = batch or self._ids.batch()
-        pause = _FIRST_PAUSE
+        attempt = 0
         may_have_arrived = False
         while True:
             try:
@@ -108,12 +108,13 @@ class SettlingStore(StoreDecorator):
                     raise
                 if self._clock.mono() >= give_up_at:
                     raise OutcomeUnknown(stream, str(error)) from error
-            pause = await self._sleep(pause)
+            attempt += 1
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
     async def _settle(self, pending: dict[str, Change], give_up_at: Mono) -> dict[str, Outcome]:
         """Read, judge and resend until nothing is pending or time is up."""
         settled: dict[str, Outcome] = {}
-        pause = _FIRST_PAUSE
+        attempt = 0
         while pending:
             pending = await self._judge_pending(pending, settled)
             if pending and self._clock.mono() < give_up_at:
@@ -122,7 +123,8 @@ class SettlingStore(StoreDecorator):
                 unknown = Unknown(f"not settled within {self._deadline:g} s")
                 return settled | dict.fromkeys(pending, unknown)
             if pending:
-                pause = await self._sleep(pause)
+                attempt += 1
+                await _BACKOFF.sleep(attempt, self._clock, self._randomness)
         return settled
 
     async def _judge_pending(
@@ -177,8 +179,3 @@ class SettlingStore(StoreDecorator):
             else:
                 left[change.key] = change
         return left
-
-    async def _sleep(self, pause: float) -> float:
-        """Sleep for a random part of the pause; return the next, longer pause."""
-        await self._clock.sleep(self._randomness.uniform(0, pause))
-        return min(pause * 2, _LONGEST_PAUSE)

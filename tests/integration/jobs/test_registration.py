@@ -16,6 +16,7 @@ from jobsync.jobs.registration import (
     Registration,
     read_node_record,
 )
+from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 
 KEY = "node/sync_/a"
@@ -24,7 +25,9 @@ KEY = "node/sync_/a"
 class FakeMembership:
     """A membership with a set of dead membership."""
 
-    def __init__(self, worker: str, incarnation: str) -> None:
+    def __init__(self, store: Store, components: Components, worker: str, incarnation: str) -> None:
+        self.store = store
+        self.components = components
         self.worker_id = worker
         self.incarnation = incarnation
         self.watching: frozenset[str] = frozenset()
@@ -51,8 +54,9 @@ class Processes:
         self, worker: str, session: int = 1
     ) -> tuple[Registration, NodeRecord, FakeMembership]:
         """Return a process's registration, its node record and its membership."""
-        membership = FakeMembership(worker, f"{worker}.{session}")
-        name = Registration(self.store, self.components, membership, KEY, {})  # type: ignore[arg-type]
+        incarnation = f"{worker}.{session}"
+        membership = FakeMembership(self.store, self.components, worker, incarnation)
+        name = Registration(membership, KEY, {})  # type: ignore[arg-type]
         node = NodeRecord(
             name="a",
             incarnation=membership.incarnation,

@@ -6,7 +6,7 @@ from chance import FakeClock, SeededRandomness
 
 from jobsync import Components
 from jobsync.coordination.observer import Observer
-from jobsync.coordination.session import SESSIONS, Session
+from jobsync.coordination.session import SESSIONS, Session, SessionOwner
 from jobsync.core.trust import Timing
 from jobsync.events import Events
 from jobsync.processes import NO_PROCESS, ProcessIdentity
@@ -81,7 +81,7 @@ class Trio:
         self.running = running
         self.store = MemoryStore(components=self.components[0])
         self.overtaken = OvertakenStore(self.store)
-        self.session = Session(self.store, self.components[0], TIMING, "worker-1")
+        self.session = Session(SessionOwner(self.store, self.components[0], TIMING, "worker-1"))
         self.heir = Observer(self.overtaken, self.components[1], TIMING)
         self.stranger = Observer(self.store, self.components[2], TIMING)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock, Mono, SystemClock, Wall, backoff_limit
+from jobsync.core.clock import Clock, Mono, SystemClock, Wall
 
 
 def test_a_difference_is_in_seconds() -> None:
@@ -76,9 +76,3 @@ async def test_sleeping_moves_a_fake_clock(clock: Clock) -> None:
     wall, mono = clock.wall(), clock.mono()
     await clock.sleep(90.0)
     assert (clock.wall() - wall, clock.mono() - mono) == (90.0, 90.0)
-
-
-def test_pauses_double_up_to_a_bound() -> None:
-    """The bound holds for any number of attempts."""
-    pauses = [backoff_limit(n, first=0.5, most=3) for n in (0, 1, 2, 3, 4, 5, 10**9)]
-    assert pauses == [0, 0.5, 1, 2, 3, 3, 3]

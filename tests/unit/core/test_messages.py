@@ -15,15 +15,14 @@ from jobsync.core.messages import (
     Failed,
     HandlerVerdict,
     MessageState,
-    Retries,
     Returned,
     Snooze,
     Transition,
     decide,
     decide_lapse,
-    default_backoff,
     has_spent,
 )
+from jobsync.core.retry import Retries
 
 
 def test_every_transition_is_in_the_table() -> None:
@@ -63,33 +62,6 @@ def test_only_a_suspect_is_blamed_for_a_death() -> None:
     assert decide_lapse(is_suspect=False, attempts=9, max_attempts=1) == "spare"
     assert decide_lapse(is_suspect=True, attempts=1, max_attempts=2) == "lapse"
     assert decide_lapse(is_suspect=True, attempts=2, max_attempts=2) == "bury"
-
-
-def test_pauses_double_up_to_32_seconds() -> None:
-    """After failure n: 2^(n-1) seconds at most 32."""
-    assert [default_backoff(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 32, 32]
-    assert default_backoff(10_000) == 32
-
-
-def test_jitter_only_adds_and_only_a_little() -> None:
-    """Messages that failed together come back apart, and none too early."""
-    retries = Retries()
-    assert retries.pause(3, 0.0) == 4
-    assert retries.pause(3, 1.0) == pytest.approx(4.4)
-
-
-def test_a_backoff_of_the_users_own() -> None:
-    """Any function of the count; a result that is not a duration is refused with the fix."""
-    assert Retries(backoff=lambda n: 100 * n).pause(2, 0.0) == 200
-    for wrong in (-1.0, float("nan"), float("inf"), "soon"):
-        with pytest.raises(Invalid, match=r"backoff must return 0 seconds to 366 days \(got "):
-            Retries(backoff=lambda _, wrong=wrong: wrong).pause(1, 0.0)  # type: ignore[misc]
-
-
-def test_a_message_is_tried_at_least_once() -> None:
-    """Without an attempt, a message would never be handled."""
-    with pytest.raises(Invalid, match=r"max_attempts must be .* from 1 to 1,000,000 \(got 0\)"):
-        Retries(max_attempts=0)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import encode
 from jobsync.core.messages import LIVE, TRANSITIONS, MessageState, Transition
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import (
     Corrupt,
     Invalid,
@@ -45,6 +46,7 @@ from jobsync.queue.backend import (
 from jobsync.queue.sql.message_rows import ClaimedRow, encode_error, read_infos, read_message
 from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import split_pages
 from jobsync.stores.scan import check_age, check_limit
 from jobsync.stores.sql import SqlAccess
 
@@ -74,8 +76,7 @@ SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 _GIVE_UP_AFTER = 30.0
 """Seconds after which a settlement with an unknown outcome is not sent again."""
 
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 4.0
+_BACKOFF = ExponentialBackoff(first=0.05, longest=4.0, jitter=0.5)
 _ID: Final = 0
 _DELIVERIES: Final = 2
 """Indices in such a row."""
@@ -364,7 +365,7 @@ class SqlBackend(QueueBackend):
     async def _settle_until_answered(self, batch: Sequence[SettlementRow]) -> set[str]:
         """Settle; once a request may have arrived, repeat it until an answer or the time limit."""
         give_up = self._clock.mono() + _GIVE_UP_AFTER
-        pause = _FIRST_PAUSE
+        attempt = 0
         unknown: OutcomeUnknown | None = None
         while True:
             try:
@@ -377,8 +378,8 @@ class SqlBackend(QueueBackend):
                     raise
             if self._clock.mono() >= give_up:
                 raise unknown
-            await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            attempt += 1
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
     async def _bury_unreadable(self, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
         for _, corrupt in unreadable:
@@ -400,8 +401,7 @@ def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
     if ids is None:
         yield from itertools.repeat(None)
     else:
-        for start in range(0, len(ids), _REDRIVE_BATCH):
-            yield ids[start : start + _REDRIVE_BATCH]
+        yield from split_pages(ids, _REDRIVE_BATCH)
 
 
 def _unwrap_connection(connection: object) -> object:

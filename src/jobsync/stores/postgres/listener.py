@@ -17,6 +17,7 @@ from typing import TypeAlias
 import psycopg
 
 from jobsync.components import Components
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.postgres.connection import PostgresConnection
 
@@ -24,8 +25,7 @@ __all__ = ["Listener", "channel_of", "receives_notifications"]
 
 _PROBE_TIMEOUT = 0.25
 _DIRECT_PROBE_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_BACKOFF = ExponentialBackoff(first=0.1, longest=5.0, jitter=0.5)
 _END_TIMEOUT = 1.0
 """Seconds to wait for the end of the thread: it has nothing to do but to close its connection."""
 
@@ -123,13 +123,13 @@ class Listener:
 
     async def _listen(self) -> None:
         """Pass on notifications until cancelled."""
-        pause = _FIRST_PAUSE
+        attempt = 0
         while True:
             with suppress(psycopg.OperationalError, Misconfigured, Unavailable):
                 connection = await self._connect()
                 try:
                     await connection.execute(_listen_to(self._key[1]))
-                    pause = _FIRST_PAUSE
+                    attempt = 0
                     with _lock:
                         self._is_listening = True
                         self._call(None)
@@ -138,8 +138,8 @@ class Listener:
                 finally:
                     self._is_listening = False
                     await connection.close()
-            await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            attempt += 1
+            await _BACKOFF.sleep(attempt, self._clock, self._randomness)
 
     def _call(self, topic: str | None) -> None:
         with _lock:

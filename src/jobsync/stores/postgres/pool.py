@@ -24,6 +24,7 @@ from psycopg.pq import TransactionStatus
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.postgres.connection import (
@@ -38,8 +39,7 @@ from jobsync.stores.sql import Parameters
 __all__ = ["MalformedJson", "PostgresPool", "ReplyLost"]
 
 _ATTEMPTS = 12
-_FIRST_PAUSE = 0.002
-_LONGEST_PAUSE = 0.25
+_BACKOFF = ExponentialBackoff(first=0.002, longest=0.25)
 _MAX_IDLE = 600.0
 """Seconds after which an idle connection is closed, unless it is the last."""
 _PREPARE_AFTER = 5
@@ -189,13 +189,11 @@ class PostgresPool:
             MalformedJson: it read a value that is not JSON; nothing happened.
             Misconfigured, Unavailable: nothing happened.
         """
-        pause = _FIRST_PAUSE
-        for _ in range(_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._attempt(statement, parameters)
             except _RolledBack:
-                await self._clock.sleep(self._randomness.uniform(0, pause))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await _BACKOFF.sleep(attempt, self._clock, self._randomness)
         raise Unavailable(
             self.name,
             f"the server rolled the statement back {_ATTEMPTS} times; nothing was written",
