@@ -345,6 +345,13 @@ async def test_a_cancelled_write_returns_at_once(
     assert caplog.records == []
 
 
+async def start_wait(store: PostgresStore, topic: str) -> asyncio.Task[None]:
+    """Wait for a topic; return when the wait has begun: it may miss what was sent before."""
+    waiting = asyncio.create_task(store.wait(topic, 60))
+    await asyncio.sleep(0)
+    return waiting
+
+
 async def start_listening(store: PostgresStore) -> None:
     """Wait until a store receives notifications: then all waiters are woken once."""
     async with asyncio.timeout(10):
@@ -431,16 +438,16 @@ async def test_waiting_ends_when_another_process_could_have_written(
     waiter, writer = await connect(url), await connect(url)
     assert waiter._notifier.listens
     await start_listening(waiter)
-    waiting = asyncio.create_task(waiter.wait("n/", 60))
+    waiting = await start_wait(waiter, "n/")
     async with asyncio.timeout(10):
         await writer.create("n/1", 0)
         await waiting
         for i in range(2, 5):
             # Within the topic's cooldown: it is notified at the end of it.
-            waiting = asyncio.create_task(waiter.wait("n/", 60))
+            waiting = await start_wait(waiter, "n/")
             await writer.write([Put(f"n/{i}", 0), Put(f"m/{i}", 0)])
             await waiting
-            waiting = asyncio.create_task(waiter.wait("history/a", 60))
+            waiting = await start_wait(waiter, "history/a")
             await writer.append("history/a", [i])
             await waiting
 
@@ -453,7 +460,7 @@ async def test_every_kind_of_change_notifies_with_its_commit(
     waiter, writer = await connect(url), await connect(url)
     made = await waiter.create("n/1", 0)
     await start_listening(waiter)
-    waiting = asyncio.create_task(waiter.wait("history/a" if kind == "append" else "n/", 60))
+    waiting = await start_wait(waiter, "history/a" if kind == "append" else "n/")
     match kind:
         case "create":
             await writer.create("n/2", 0)
@@ -478,8 +485,8 @@ async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> Non
     changed = await writer.put(made, 1)
     await writer._notifier._tasks["notify"]
     await start_listening(waiter)
-    waiting = asyncio.create_task(waiter.wait("n/", 60))
-    other = asyncio.create_task(waiter.wait("m/", 60))
+    waiting = await start_wait(waiter, "n/")
+    other = await start_wait(waiter, "m/")
     await asyncio.sleep(0)
     for stale in ([made.replace(2)], [Put("n/1", 2)], [made.replace(2), Put("n/2", 2)]):
         loser = await connect(url)
@@ -539,12 +546,12 @@ async def test_a_waiter_survives_the_loss_of_its_connection(
     """When the session listens again, waiters wake once; then notifications arrive again."""
     waiter, writer = await connect(url), await connect(url)
     await start_listening(waiter)
-    waiting = asyncio.create_task(waiter.wait("n/", 60))
+    waiting = await start_wait(waiter, "n/")
     await asyncio.sleep(0)
     assert server.kill_backends() > 0
     async with asyncio.timeout(10):
         await waiting
-        again = asyncio.create_task(waiter.wait("n/", 60))
+        again = await start_wait(waiter, "n/")
         await asyncio.sleep(0)
         await write_despite_outage(writer, "n/1")
         await again
@@ -578,7 +585,7 @@ async def test_pgbouncer_in_transaction_mode_is_enough(
     assert record is not None
     assert record.value == 40
 
-    waiting = asyncio.create_task(first.wait("n/", 60))
+    waiting = await start_wait(first, "n/")
     async with asyncio.timeout(10):
         for i in itertools.count():
             await second.create(f"n/{i}", 0)
@@ -926,7 +933,7 @@ def test_a_loop_can_end_while_a_pool_connects(url: str, monkeypatch: pytest.Monk
 async def test_a_closed_store_is_unavailable(url: str, connect: Connect) -> None:
     """Calls after `close` raise."""
     store = await connect(url)
-    waiting = asyncio.create_task(store.wait("n/", 60))
+    waiting = await start_wait(store, "n/")
     await asyncio.sleep(0)
     await store.close()
     async with asyncio.timeout(10):
