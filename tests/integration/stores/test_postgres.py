@@ -388,7 +388,8 @@ async def test_statements_that_wait_for_a_lock_do_not_hold_up_the_others(
         assert not any(write.done() for write in writes)
     await asyncio.gather(*writes)
     await asyncio.gather(*(store.get("n/0") for _ in range(20)))
-    assert len(store._pool._idle) == connections
+    # Fewer, if one of the reads took long, too.
+    assert len(store._pool._idle) <= connections
 
 
 async def test_the_statements_of_a_blocked_loop_are_not_long(
