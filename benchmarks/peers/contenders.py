@@ -1,0 +1,92 @@
+"""The queues that are compared, and how each is configured."""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["BARE", "GRAPHILE", "OURS", "POSTGRES", "SQLITE", "TUNED", "Contender", "Part"]
+
+Part = Literal["drain", "bulk", "singles", "starts"]
+ALL: tuple[Part, ...] = ("drain", "bulk", "singles", "starts")
+
+OURS = "jobsync"
+TUNED = "jobsync, tuned"
+BARE = "bare driver"
+GRAPHILE = "graphile-worker"
+
+
+class Contender(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue in one configuration."""
+
+    name: str
+    program: str
+    variant: str = ""
+    wheels: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ALL
+    share: float = 1.0
+    """Of the messages: slower ones get fewer, so that they do not take most of the time."""
+    configuration: str
+
+    @property
+    def title(self) -> str:
+        """The name with the version, for captions."""
+        pinned = [each for each in (*self.wheels, *self.packages) if not each.startswith("pg@")]
+        return pinned[0].replace("==", " ").replace("@", " ") if pinned else self.name
+
+
+_BARE_PARTS = (
+    "one plain table; a claim is an UPDATE of 100 rows, its end a DELETE, each its own commit"
+)
+
+POSTGRES = (
+    Contender(
+        name=BARE,
+        program="bare_postgres.py",
+        configuration=f"psycopg: {_BARE_PARTS}; COPY for bulk; 10 connections for 100 callers; "
+        "LISTEN for starts",
+    ),
+    Contender(
+        name=OURS,
+        program="jobsync_queue.py",
+        configuration="the defaults: concurrency 3, prefetch by measured work; `enqueue_many` for "
+        "bulk; `enqueue` by 100 tasks",
+    ),
+    Contender(
+        name=TUNED,
+        program="jobsync_queue.py",
+        variant="10",
+        parts=("drain",),
+        configuration="concurrency 10",
+    ),
+    Contender(
+        name=GRAPHILE,
+        program="graphile_worker.cjs",
+        packages=("graphile-worker@0.18.0", "pg@8.23.1"),
+        configuration="as in its own performance test: 24 concurrent jobs, a pool of 25, "
+        "`localQueue.size` 500 with a refetch delay of 10 ms (none for starts), "
+        "`completeJobBatchDelay` 0; `addJobs` for bulk; `addJob` by 100 callers",
+    ),
+)
+
+SQLITE = (
+    Contender(
+        name=BARE,
+        program="bare_sqlite.py",
+        parts=("drain",),
+        configuration=f"sqlite3: {_BARE_PARTS}; WAL, synchronous=FULL",
+    ),
+    Contender(
+        name=OURS,
+        program="jobsync_queue.py",
+        parts=("drain", "starts"),
+        configuration="the defaults",
+    ),
+    Contender(
+        name=TUNED,
+        program="jobsync_queue.py",
+        variant="10",
+        parts=("drain",),
+        configuration="concurrency 10",
+    ),
+)
