@@ -67,6 +67,33 @@ POSTGRES = (
         "`localQueue.size` 500 with a refetch delay of 10 ms (none for starts), "
         "`completeJobBatchDelay` 0; `addJobs` for bulk; `addJob` by 100 callers",
     ),
+    Contender(
+        name="pg-boss",
+        program="pg_boss.cjs",
+        variant="500 1",
+        packages=("pg-boss@12.35.0",),
+        configuration="one worker with `batchSize` 500 and `burstWhenBatchFull`, whose handler "
+        "gets all 500 at once and which settles them as one; LISTEN/NOTIFY on; a pool of 10; "
+        "`insert` for bulk; `send` by 100 callers",
+    ),
+    Contender(
+        name="pgqueuer",
+        program="pgqueuer_queue.py",
+        variant="500 1",
+        wheels=("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+        share=0.25,
+        configuration="asyncpg and uvloop; `batch_size` 500; `enqueue` with lists for bulk; "
+        "`enqueue` by 100 tasks on a pool of 10",
+    ),
+    Contender(
+        name="procrastinate",
+        program="procrastinate_queue.py",
+        variant="10",
+        wheels=("procrastinate==3.10.0", "psycopg[binary]==3.3.8"),
+        share=0.1,
+        configuration="concurrency 10, a pool of 10, `delete_jobs` successful; "
+        "`batch_defer_async` for bulk; `defer_async` by 100 tasks",
+    ),
 )
 
 SQLITE = (
@@ -88,5 +115,23 @@ SQLITE = (
         variant="10",
         parts=("drain",),
         configuration="concurrency 10",
+    ),
+    Contender(
+        name="huey",
+        program="huey_queue.py",
+        variant="4 0.1 1.15",
+        wheels=("huey==3.5.4",),
+        parts=("drain", "starts"),
+        share=0.1,
+        configuration="4 worker threads, no results stored, SQLite's own synchronous=FULL; polls "
+        "after 0.1 s, as by default",
+    ),
+    Contender(
+        name="huey, polling every 10 ms",
+        program="huey_queue.py",
+        variant="4 0.01 1",
+        wheels=("huey==3.5.4",),
+        parts=("starts",),
+        configuration="the same with `initial_delay` 0.01 and `backoff` 1",
     ),
 )

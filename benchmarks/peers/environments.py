@@ -27,12 +27,16 @@ class Environment(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
 
 
-def install(name: str, wheels: tuple[str, ...], packages: tuple[str, ...]) -> Environment:
-    """Install a peer's wheels or npm packages; with neither, return this environment."""
+def install(wheels: tuple[str, ...], packages: tuple[str, ...]) -> Environment:
+    """Install a peer's wheels or npm packages; with neither, return this environment.
+
+    The first one is the peer.
+    """
     if packages:
-        return install_node_packages(name, packages)
+        return install_node_packages(packages[0].partition("@")[0], packages)
     if wheels:
-        return Environment(str(install_wheels(name, wheels) / "bin" / "python"))
+        folder = install_wheels(wheels[0].partition("==")[0], wheels)
+        return Environment(str(folder / "bin" / "python"))
     return Environment(sys.executable)
 
 

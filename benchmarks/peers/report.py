@@ -161,8 +161,8 @@ def _render_configurations() -> Iterator[str]:
     yield (
         "All peers store the same messages on the same server, and their handlers do nothing. "
         "A drain counts from the start of the first handler until the last message is settled "
-        "in the database; all tables are vacuumed and analyzed before. CPU is microseconds a message, "
-        "in the process and in PostgreSQL."
+        "in the database; all tables are vacuumed and analyzed before. CPU is microseconds a "
+        "message, in the process and in PostgreSQL."
     )
     for title, contenders in (("PostgreSQL", POSTGRES), ("SQLite", SQLITE)):
         yield ""

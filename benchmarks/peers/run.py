@@ -69,7 +69,7 @@ class Round:
         self, messages: int, singles: int, starts: int
     ) -> Iterator[tuple[Part, str, Figure]]:
         """Measure each part with all contenders in turn."""
-        for contender, program in self._programs.items():
+        for contender, program in self._having("drain"):
             figure = self._measure_rate(contender, program, "fill", messages)
             if "bulk" in contender.parts:
                 yield "bulk", contender.name, figure
@@ -182,9 +182,7 @@ def main() -> int:
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
     scale = 0.1 if options.quick else 1.0
-    environments = {
-        each.name: install(each.name, each.wheels, each.packages) for each in (*POSTGRES, *SQLITE)
-    }
+    environments = {each.name: install(each.wheels, each.packages) for each in (*POSTGRES, *SQLITE)}
     results = {"postgres": Results(), "sqlite": Results()}
     kinds = [options.only] if options.only else ["postgres", "sqlite"]
     before = os.getloadavg()[0]
