@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - the sign for times is wanted
 """The tables in Markdown: medians, ratios within a round, targets, and how each was configured."""
 
 import statistics
@@ -6,7 +5,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
-from benchmarks.peers.contenders import BARE, GRAPHILE, OURS, POSTGRES, SQLITE, TUNED, Part
+from benchmarks.peers.contenders import (
+    BARE,
+    GRAPHILE,
+    OURS,
+    POSTGRES,
+    REASONS,
+    SQLITE,
+    TUNED,
+    Part,
+)
 from benchmarks.peers.environments import NODE_VERSION
 
 __all__ = ["Figure", "Results", "Setting", "render"]
@@ -16,6 +24,12 @@ _LABELS: dict[Part, str] = {
     "bulk": "enqueue in batches of 1,000, messages a second",
     "singles": "enqueue one by one by 100 callers at once, messages a second",
     "starts": "enqueue to start in another process that is idle, milliseconds",
+}
+_SHORT: dict[Part, str] = {
+    "drain": "drain",
+    "bulk": "batches of 1,000",
+    "singles": "100 callers",
+    "starts": "start in another process",
 }
 
 
@@ -76,7 +90,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 def render(results: Mapping[str, Results], setting: Setting) -> tuple[str, bool]:
     """Return the page, and whether all targets are met."""
-    targets = [*_check_postgres(results["postgres"]), *_check_sqlite(results["sqlite"])]
+    targets = [*_check_postgres(results["PostgreSQL"]), *_check_sqlite(results["SQLite"])]
     lines = [
         "# Benchmarks",
         "",
@@ -87,10 +101,11 @@ def render(results: Mapping[str, Results], setting: Setting) -> tuple[str, bool]
         "",
         *_render_targets(targets),
     ]
-    for title, found in (("PostgreSQL", results["postgres"]), ("SQLite", results["sqlite"])):
+    for title, found in results.items():
         for part, label in _LABELS.items():
             if found.list_names(part):
                 lines += ["", f"## {title}: {label}", "", *_render_part(found, part)]
+    lines += ["", "## Where another one is faster", "", *_render_reasons(results)]
     lines += ["", "## How each was configured", "", *_render_configurations()]
     return "\n".join(lines) + "\n", all(target.is_met for target in targets)
 
@@ -132,8 +147,8 @@ def _check_ratio(
     found: Results, part: Part, ours: str, other: str, least: float, label: str
 ) -> _Target:
     ratio = found.compare(part, ours, other)
-    text = f"{label} ({ours}) ≥ {least:g}× {other}"
-    return _Target(text, f"{ratio:.2f}×", ratio >= least)
+    text = f"{label} ({ours}) ≥ {least:g}x {other}"
+    return _Target(text, f"{ratio:.2f}x", ratio >= least)
 
 
 def _render_targets(targets: Iterable[_Target]) -> Iterator[str]:
@@ -152,9 +167,24 @@ def _render_part(found: Results, part: Part) -> Iterator[str]:
     yield "|---" + "|---:" * (len(columns) + 1) + "|"
     for name in names:
         cells = [render(found, part, name) for _, render in columns]
-        ratio = "" if name == OURS else f"{found.compare(part, OURS, name):.2f}×"
+        ratio = "" if name == OURS else f"{found.compare(part, OURS, name):.2f}x"
         bold = f"**{name}**" if name in (OURS, TUNED) else name
         yield "| " + " | ".join([bold, *cells, ratio]) + " |"
+
+
+def _render_reasons(results: Mapping[str, Results]) -> Iterator[str]:
+    """Say why, for each row that is better than the best of ours."""
+    has_any = False
+    for title, found in results.items():
+        for part in _LABELS:
+            names = found.list_names(part)
+            ours = next((place for place, name in enumerate(names) if name in (OURS, TUNED)), 0)
+            for name in names[:ours]:
+                has_any = True
+                reason = REASONS.get((title, part, name), "Not explained yet.")
+                yield f"- {title}, {_SHORT[part]}, {name}: {reason}"
+    if not has_any:
+        yield "Nowhere."
 
 
 def _render_configurations() -> Iterator[str]:

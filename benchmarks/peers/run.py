@@ -125,7 +125,7 @@ def measure_postgres(
                 lambda: read_cpu(server),
             )
             yield from turn.measure(
-                max(10_000, round(20_000 * scale)), round(5_000 * scale), max(8, round(40 * scale))
+                max(10_000, round(20_000 * scale)), round(3_000 * scale), max(8, round(40 * scale))
             )
             for name in names:
                 server.drop_database(name)
@@ -183,13 +183,14 @@ def main() -> int:
     rounds = options.rounds or (1 if options.quick else 3)
     scale = 0.1 if options.quick else 1.0
     environments = {each.name: install(each.wheels, each.packages) for each in (*POSTGRES, *SQLITE)}
-    results = {"postgres": Results(), "sqlite": Results()}
-    kinds = [options.only] if options.only else ["postgres", "sqlite"]
+    results = {"PostgreSQL": Results(), "SQLite": Results()}
     before = os.getloadavg()[0]
-    for kind in kinds:
-        measure = measure_postgres if kind == "postgres" else measure_sqlite
-        for part, name, figure in measure(environments, rounds, scale):
-            results[kind].add(part, name, figure)
+    if options.only != "sqlite":
+        for measured in measure_postgres(environments, rounds, scale):
+            results["PostgreSQL"].add(*measured)
+    if options.only != "postgres":
+        for measured in measure_sqlite(environments, rounds, scale):
+            results["SQLite"].add(*measured)
     if sys.stderr.isatty():
         _show("")
     setting = Setting(

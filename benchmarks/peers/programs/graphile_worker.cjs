@@ -1,4 +1,4 @@
-// graphile-worker with its local queue, configured as in its own performance test.
+// graphile-worker with its local queue, configured as in its own performance test, but for its size.
 "use strict";
 
 const { Pool } = require("pg");
@@ -6,6 +6,7 @@ const { Logger, makeWorkerUtils, run } = require("graphile-worker");
 const { main } = require("./protocol.cjs");
 
 const CONCURRENCY = 24;
+const LOCAL_QUEUE = 1000;
 const logger = new Logger(() => () => {});
 
 class GraphileWorker {
@@ -43,8 +44,8 @@ class GraphileWorker {
   async startWorker(onStart, role) {
     // A delay before the next fetch costs latency when there is little to do.
     const localQueue = role === "drain"
-      ? { size: 500, refetchDelay: { durationMs: 10 } }
-      : { size: 500 };
+      ? { size: LOCAL_QUEUE, refetchDelay: { durationMs: 10 } }
+      : { size: LOCAL_QUEUE };
     this.runner = await run({
       pgPool: this.pool,
       logger,

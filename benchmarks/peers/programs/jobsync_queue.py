@@ -1,4 +1,4 @@
-"""jobsync. The variant is the concurrency, '' for the default."""
+"""jobsync. The variant is "<concurrency> <prefetch>"; what is left out is the default."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,8 @@ class Jobsync(PeerProgram):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Connect."""
-        options: dict[str, Any] = {"concurrency": int(self.variant)} if self.variant else {}
+        chosen = map(int, self.variant.split())
+        options: dict[str, Any] = dict(zip(("concurrency", "prefetch"), chosen, strict=False))
         async with Database(self.url) as database:
             self._queue = await database.use_plugin(QueuePlugin(resource="tasks", **options))
             yield
