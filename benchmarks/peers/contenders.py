@@ -93,7 +93,7 @@ POSTGRES = (
         program="pgqueuer_queue.py",
         variant="500 1",
         wheels=("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
-        share=0.25,
+        share=0.2,
         configuration="asyncpg and uvloop; `batch_size` 500; `enqueue` with lists for bulk; "
         "`enqueue` by 100 tasks on a pool of 10",
     ),
@@ -102,7 +102,7 @@ POSTGRES = (
         program="procrastinate_queue.py",
         variant="10",
         wheels=("procrastinate==3.10.0", "psycopg[binary]==3.3.8"),
-        share=0.1,
+        share=0.04,
         configuration="concurrency 10, a pool of 10, `delete_jobs` successful; "
         "`batch_defer_async` for bulk; `defer_async` by 100 tasks",
     ),

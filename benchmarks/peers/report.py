@@ -75,9 +75,14 @@ class Results:
 
     def compare(self, part: Part, one: str, other: str) -> float:
         """Return the median of the ratios within each round; how many times better `one` is."""
+        return statistics.median(self.list_ratios(part, one, other))
+
+    def list_ratios(self, part: Part, one: str, other: str) -> list[float]:
+        """Return the ratio of each round."""
         pairs = zip(self._figures[part, one], self._figures[part, other], strict=True)
-        ratio = statistics.median(ours.value / theirs.value for ours, theirs in pairs)
-        return 1 / ratio if part == "starts" else ratio
+        if part == "starts":
+            return [theirs.value / ours.value for ours, theirs in pairs]
+        return [ours.value / theirs.value for ours, theirs in pairs]
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -95,7 +100,8 @@ def render(results: Mapping[str, Results], setting: Setting) -> tuple[str, bool]
         "# Benchmarks",
         "",
         "The queue beside its peers, measured by `make bench-peers`, which writes this page with",
-        "`ARGS=--write`. Medians; a ratio is the median of the ratios within each round.",
+        "`ARGS=--write`. Medians; a ratio is the median of the ratios within each round; in",
+        "brackets the least and the greatest of them.",
         "",
         _describe(setting),
         "",
@@ -146,9 +152,10 @@ def _check_sqlite(found: Results) -> Iterator[_Target]:
 def _check_ratio(
     found: Results, part: Part, ours: str, other: str, least: float, label: str
 ) -> _Target:
-    ratio = found.compare(part, ours, other)
+    ratio, ratios = found.compare(part, ours, other), found.list_ratios(part, ours, other)
     text = f"{label} ({ours}) ≥ {least:g}x {other}"
-    return _Target(text, f"{ratio:.2f}x", ratio >= least)
+    reached = f"{ratio:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+    return _Target(text, reached, ratio >= least)
 
 
 def _render_targets(targets: Iterable[_Target]) -> Iterator[str]:

@@ -125,7 +125,7 @@ def measure_postgres(
                 lambda: read_cpu(server),
             )
             yield from turn.measure(
-                max(10_000, round(20_000 * scale)), round(3_000 * scale), max(8, round(40 * scale))
+                max(10_000, round(50_000 * scale)), round(3_000 * scale), max(8, round(40 * scale))
             )
             for name in names:
                 server.drop_database(name)
