@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
   prove-retention prove-operate prove-death prove-scheduler prove-ttl certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
-  bench-compare clean
+  bench-peers bench-compare clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -119,8 +119,11 @@ bench-jobs: setup ## the leader's decisions; claims, audits and pins over bare P
 bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost
 	@$(PY) benchmarks/queues.py
 
+bench-peers: setup ## the queue beside graphile-worker, pg-boss, pgqueuer, procrastinate, huey and bare drivers; ARGS=--quick or --write
+	@$(PY) benchmarks/peers/run.py $(ARGS)
+
 bench-compare: setup ## bench-queue and bench-jobs of BASE and of this tree in turns: BASE=main PAIRS=9 ARGS=--quick
 	@$(PY) benchmarks/compare.py $(BASE) --pairs $(or $(PAIRS),9) $(ARGS)
 
 clean: ## remove what setup and the tests created
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .bench-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
