@@ -4,7 +4,7 @@ Epochs of a role only grow, and each has one owner. A role is never taken from a
 lives: it must never have been taken, have been released, or its owner's death must be written.
 """
 
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,6 @@ __all__ = [
     "worker_of",
 ]
 
-T = TypeVar("T")
 
 ROLES = "role/"
 """Key prefix of roles."""

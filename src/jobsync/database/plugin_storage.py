@@ -45,7 +45,6 @@ LOCKS = "lock/"
 PLUGINS = "plugin/"
 """The prefix of values; each kind of plugin and namespace has a level below it."""
 
-
 Ttl: TypeAlias = float | timedelta | None
 """Seconds; None for no limit."""
 

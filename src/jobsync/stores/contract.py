@@ -22,7 +22,7 @@ To add a store, inherit `Store` in one module and pass the conformance suite.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -62,7 +62,6 @@ request can be delayed."""
 LATEST_ARRIVAL = 900.0
 """Seconds after which no copy of a request arrives any more; docs/guarantees.md states it."""
 
-T = TypeVar("T")
 
 Where: TypeAlias = Mapping[str, Json] | None
 
