@@ -15,7 +15,8 @@ from mutants import catches
 from jobsync import Misconfigured, OutcomeUnknown, Record, Store, Unavailable
 from jobsync.core.codec import Json
 from jobsync.database import locks
-from jobsync.queue.sql.common import SettlementRow, SqlBackend
+from jobsync.queue.backend import Settlement
+from jobsync.queue.sql.common import SqlBackend
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing import World, check_repeats, check_story, connect, run_story
@@ -148,7 +149,7 @@ def forgets_a_take_that_may_land(patch: pytest.MonkeyPatch) -> None:
 def forgets_that_a_settlement_was_sent(patch: pytest.MonkeyPatch) -> None:
     """A settlement whose first copy got no reply is reported as refused with the second one."""
 
-    async def settle(self: SqlBackend, batch: Sequence[SettlementRow]) -> set[str]:
+    async def settle(self: SqlBackend, batch: Sequence[Settlement]) -> set[str]:
         try:
             return await self._settle(batch)
         except OutcomeUnknown:

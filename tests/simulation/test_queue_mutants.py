@@ -33,7 +33,7 @@ from jobsync.queue.plugin import QueuePlugin
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.shutdown import Shutdown, wait_for_change
 from jobsync.queue.sql import common, sqlite
-from jobsync.queue.sql.common import SettlementRow, SqlBackend
+from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.sqlite import SQL, SqliteBackend
 from jobsync.testing import check_story, run_story
 
@@ -64,9 +64,9 @@ def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
 def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
     """A settlement is reported as accepted although its receipt is stale."""
 
-    async def settle(self: SqliteBackend, batch: Sequence[SettlementRow]) -> set[str]:
+    async def settle(self: SqliteBackend, batch: Sequence[Settlement]) -> set[str]:
         await was(self, batch)
-        return {row.id for row in batch}
+        return {each.receipt.id for each in batch}
 
     was = SqliteBackend._settle
     patch.setattr(SqliteBackend, "_settle", settle)
@@ -75,7 +75,7 @@ def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
 def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """A receipt is reported as stale because the reply was lost."""
 
-    async def persist(self: SqlBackend, batch: Sequence[SettlementRow]) -> set[str]:
+    async def persist(self: SqlBackend, batch: Sequence[Settlement]) -> set[str]:
         try:
             return await self._settle(batch)
         except OutcomeUnknown:

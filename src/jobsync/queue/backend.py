@@ -206,6 +206,11 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The state that the message moves to."""
         return TRANSITIONS[self.move].target
 
+    @property
+    def is_returned(self) -> bool:
+        """Whether the delivery does not count as an attempt."""
+        return TRANSITIONS[self.move].returns
+
 
 class EndedClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claim that was ended because nobody had settled it."""

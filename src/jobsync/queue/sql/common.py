@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import encode
-from jobsync.core.messages import LIVE, TRANSITIONS, MessageState, Transition
+from jobsync.core.messages import LIVE, MessageState
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import (
     Corrupt,
@@ -43,7 +43,7 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
-from jobsync.queue.sql.message_rows import ClaimedRow, encode_error, read_infos, read_message
+from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
 from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
@@ -56,7 +56,6 @@ __all__ = [
     "SPARED",
     "ClaimRequest",
     "ClaimedRows",
-    "SettlementRow",
     "SqlBackend",
     "build_connection_error",
 ]
@@ -103,19 +102,6 @@ class ClaimedRows(NamedTuple):
     due: float | None
     lapse: float | None
     more: bool
-
-
-class SettlementRow(NamedTuple):
-    """A settlement as parameters of a statement."""
-
-    id: str
-    claim: str
-    move: Transition
-    target: MessageState
-    delay: float
-    back: int
-    error: str | None
-    """As JSON."""
 
 
 class SqlBackend(QueueBackend):
@@ -190,14 +176,14 @@ class SqlBackend(QueueBackend):
         """End claims; send them again if a reply was lost."""
         if not settlements:
             return []
-        batch = [_build_row(settlement) for settlement in settlements]
-        if len({row.id for row in batch}) < len(batch):
+        ids = [settlement.receipt.id for settlement in settlements]
+        if len({*ids}) < len(ids):
             problem = "contain a message twice"
-            raise Invalid("settlements", len(batch), problem, "settle each message once")
-        settled = await self._settle_until_answered(batch)
-        if any(row.target == "waiting" and not row.delay for row in batch):
+            raise Invalid("settlements", len(ids), problem, "settle each message once")
+        settled = await self._settle_until_answered(settlements)
+        if any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)
-        return [row.id in settled for row in batch]
+        return [name in settled for name in ids]
 
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
@@ -299,7 +285,7 @@ class SqlBackend(QueueBackend):
     async def _claim(self, request: ClaimRequest) -> ClaimedRows: ...
 
     @abstractmethod
-    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
+    async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
         """End claims; return the ids of those settled so, by this call or an earlier one."""
 
     @abstractmethod
@@ -362,7 +348,7 @@ class SqlBackend(QueueBackend):
                 # As many as there are now: those that die again meanwhile are newer.
                 limit = left = (await self.count()).get("dead", 0)
 
-    async def _settle_until_answered(self, batch: Sequence[SettlementRow]) -> set[str]:
+    async def _settle_until_answered(self, batch: Sequence[Settlement]) -> set[str]:
         """Settle; once a request may have arrived, repeat it until an answer or the time limit."""
         give_up = self._clock.mono() + _GIVE_UP_AFTER
         attempt = 0
@@ -385,7 +371,7 @@ class SqlBackend(QueueBackend):
         for _, corrupt in unreadable:
             self._corruption_log.report(corrupt)
         batch = [
-            _build_row(Settlement(receipt=receipt, move="bury", error=str(corrupt)))
+            Settlement(receipt=receipt, move="bury", error=str(corrupt))
             for receipt, corrupt in unreadable
         ]
         try:
@@ -429,17 +415,3 @@ def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
         size = f"{len(new_messages):,} messages"
         raise Invalid("messages", size, f"must be {MAX_BATCH:,} or fewer", "push in parts")
     return [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
-
-
-def _build_row(settlement: Settlement) -> SettlementRow:
-    receipt, error = settlement.receipt, settlement.error
-    step = TRANSITIONS[settlement.move]
-    return SettlementRow(
-        receipt.id,
-        receipt.claim,
-        settlement.move,
-        step.target,
-        settlement.delay,
-        int(step.returns),
-        encode_error(error) if error else None,
-    )

@@ -36,6 +36,11 @@ def encode_error(text: str) -> str:
     return msgspec.json.encode(plain).decode()
 
 
+def encode_any_error(text: str) -> str | None:
+    """Return an error as JSON; None if there was none."""
+    return encode_error(text) if text else None
+
+
 def read_message(receipt: Receipt, row: ClaimedRow) -> Message:
     """Return a claimed message.
 

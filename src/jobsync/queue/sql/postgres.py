@@ -23,7 +23,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MessageState, Transition
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
+from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import TOPIC, MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
@@ -31,11 +31,10 @@ from jobsync.queue.sql.common import (
     SPARED,
     ClaimedRows,
     ClaimRequest,
-    SettlementRow,
     SqlBackend,
     build_connection_error,
 )
-from jobsync.queue.sql.message_rows import ClaimedRow, encode_error
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_any_error, encode_error
 from jobsync.stores.sql import PostgresAccess, as_array, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "PostgresQueueDirectory"]
@@ -221,27 +220,28 @@ class PostgresBackend(SqlBackend):
             rows, suspects=False, due=0.0, lapse=request.visibility, more=len(rows) >= request.limit
         )
 
-    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
-        ids, claims = [row.id for row in batch], [row.claim for row in batch]
+    async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
+        ids = [settlement.receipt.id for settlement in batch]
+        claims = [settlement.receipt.claim for settlement in batch]
         unsettled = [self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)]
-        columns = _find_claims(ids, claims)
-        if any(row.move != "complete" or row.error is not None for row in batch):
-            columns |= {
-                "outcomes": as_array([_OUTCOMES[row.move] for row in batch]),
-                "states": as_array([row.target for row in batch]),
-                "delays": as_array([float(row.delay) for row in batch]),
-                "returns": as_array([row.back for row in batch]),
-                "errors": as_array([row.error for row in batch]),
+        if any(each.move != "complete" or each.error for each in batch):
+            columns = {
+                **_find_claims(ids, claims),
+                "outcomes": as_array([_OUTCOMES[each.move] for each in batch]),
+                "states": as_array([each.target for each in batch]),
+                "delays": as_array([float(each.delay) for each in batch]),
+                "returns": as_array([int(each.is_returned) for each in batch]),
+                "errors": as_array([encode_any_error(each.error) for each in batch]),
             }
             return {name for (name,) in await self._run("settle", columns)}
-        is_whole = len(unsettled) == 1 and sorted(unsettled[0]) == sorted(ids)
-        if is_whole and await self._complete_claim(claims[0], unsettled[0]):
+        is_whole = len(unsettled) == 1 and {*unsettled[0]} == {*ids}
+        if is_whole and await self._complete_claim(claims[0], len(ids)):
             return {*ids}
-        return {name for (name,) in await self._run("complete", columns)}
+        return {name for (name,) in await self._run("complete", _find_claims(ids, claims))}
 
-    async def _complete_claim(self, claim: str, ids: Sequence[str]) -> bool:
+    async def _complete_claim(self, claim: str, count: int) -> bool:
         """Complete all messages of a claim; False means that nothing was done."""
-        return bool(await self._run("complete_claim", {"claim": claim, "ids": as_array(ids)}))
+        return bool(await self._run("complete_claim", {"claim": claim, "count": count}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         columns = _find_claims(

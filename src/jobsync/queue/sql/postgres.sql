@@ -305,7 +305,7 @@ WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
 UPDATE {schema}.jobsync_claim
 SET outcomes = repeat('c', open), open = 0, completed = open,
   finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
-WHERE claim = %(claim)s AND ids = %(ids)s::text[] AND outcomes = repeat('o', cardinality(ids))
+WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('o', %(count)s)
 RETURNING 1;
 
 -- name: complete

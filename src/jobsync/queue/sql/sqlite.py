@@ -18,7 +18,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Clock
 from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
+from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
@@ -26,11 +26,10 @@ from jobsync.queue.sql.common import (
     SPARED,
     ClaimedRows,
     ClaimRequest,
-    SettlementRow,
     SqlBackend,
     build_connection_error,
 )
-from jobsync.queue.sql.message_rows import ClaimedRow, encode_error
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_any_error, encode_error
 from jobsync.stores.sql import SqliteAccess, load_sql
 
 __all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
@@ -170,12 +169,14 @@ class SqliteBackend(SqlBackend):
         due, more = min(delays, default=None), len(rows) >= limit
         return ClaimedRows(rows, bool(suspects), due, lapses_in, more)
 
-    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
+    async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
             time = self._read_delay_time()
             settled = _complete(connection, batch, time["now"])
-            rest = [row for row in batch if row.id not in settled]
-            return settled.union(row.id for row in rest if _settle_one(connection, row, time))
+            rest = [each for each in batch if each.receipt.id not in settled]
+            return settled.union(
+                each.receipt.id for each in rest if _settle_one(connection, each, time)
+            )
 
         return await self._access.write(work, self.topic)
 
@@ -360,14 +361,13 @@ def _read_clock(access: SqliteAccess) -> dict[str, float]:
     }
 
 
-def _complete(
-    connection: sqlite3.Connection, batch: Sequence[SettlementRow], now: float
-) -> set[str]:
+def _complete(connection: sqlite3.Connection, batch: Sequence[Settlement], now: float) -> set[str]:
     """Complete the messages of each claim by two statements; return those of complete claims."""
     ids_by_claim: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in batch:
-        if row.target == "completed" and row.error is None:
-            ids_by_claim[row.claim, _mark(row)].append(row.id)
+    for settlement in batch:
+        if settlement.move == "complete" and not settlement.error:
+            receipt = settlement.receipt
+            ids_by_claim[receipt.claim, _mark(settlement)].append(receipt.id)
     settled: set[str] = set()
     for (claim, mark), ids in ids_by_claim.items():
         parameters = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
@@ -378,19 +378,28 @@ def _complete(
     return settled
 
 
-def _mark(row: SettlementRow) -> str:
+def _mark(settlement: Settlement) -> str:
     """Return how a claim was settled, as the message's row records it."""
-    return f"{row.claim}:{row.move}"
+    return f"{settlement.receipt.claim}:{settlement.move}"
 
 
 def _settle_one(
-    connection: sqlite3.Connection, row: SettlementRow, time: Mapping[str, float]
+    connection: sqlite3.Connection, settlement: Settlement, time: Mapping[str, float]
 ) -> bool:
     """End a claim; return whether it is settled in this way, now or before."""
-    due, wakes = time["now"] + row.delay, time["mono"] + row.delay
-    mark = _mark(row)
-    parameters = {**row._asdict(), **time, "mark": mark, "due": due, "wakes": wakes, "suspect": 0}
-    if row.target == "waiting":
+    parameters = {
+        "id": settlement.receipt.id,
+        "claim": settlement.receipt.claim,
+        "target": settlement.target,
+        "mark": _mark(settlement),
+        "error": encode_any_error(settlement.error),
+        "due": time["now"] + settlement.delay,
+        "wakes": time["mono"] + settlement.delay,
+        "back": settlement.is_returned,
+        "suspect": 0,
+        **time,
+    }
+    if settlement.target == "waiting":
         settled = connection.execute(SQL["requeue"], parameters).rowcount > 0
     elif settled := connection.execute(SQL["finish"], parameters).rowcount > 0:
         connection.execute(SQL["delete_live"], parameters)
