@@ -78,6 +78,8 @@ class SharedPush:
         try:
             while group := self._take_group():
                 await self._send_group(group)
+                # Callers that push again at once join the next group.
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             # The program ends; these were not sent.
             for waiting in self._waiting:
