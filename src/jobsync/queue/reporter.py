@@ -71,7 +71,8 @@ class QueueReporter:
     def on_enqueued(self, ids: list[str]) -> None:
         """Report messages that were pushed here."""
         self.counters["enqueued"] += len(ids)
-        self._plugin.emit(events.MessagesEnqueued(queue=self._plugin.queue, ids=tuple(ids)))
+        if self._plugin.events.has_listener(events.MessagesEnqueued):
+            self._plugin.emit(events.MessagesEnqueued(queue=self._plugin.queue, ids=tuple(ids)))
 
     def on_settled(
         self, delivery: Delivery, verdict: HandlerVerdict, delay: float
