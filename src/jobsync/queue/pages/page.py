@@ -94,8 +94,10 @@ class PageMark(enum.IntEnum):
     SUSPECT = 5
     """There are suspects to claim."""
     READY = 6
-    """There are messages to claim, once the time in the page's name has come."""
-    MOVING = 7
+    """There are messages to claim, once the time in the page's name has come, and no claims."""
+    PARTLY = 7
+    """There are messages to claim, and claims."""
+    MOVING = 8
     """There are messages whose move is not finished. Nothing hides it: a page to which messages
     are moving must not be dropped."""
 
@@ -162,13 +164,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def find_mark(self, now: float) -> PageMark:
         """Return what listings show of this page, if it is written at that time of day."""
-        mark = PageMark.DONE
-        for each in self.messages:
-            if mark is PageMark.MOVING:
-                break
-            found = _find_mark(each, now)
-            mark = max(mark, found)
-        return mark
+        marks = {_find_mark(each, now) for each in self.messages}
+        if marks >= {PageMark.READY, PageMark.CLAIMED}:
+            marks.add(PageMark.PARTLY)
+        return max(marks, default=PageMark.DONE)
 
     def find_session(self, claim: str) -> str:
         """Return the session of a claim; empty if the page does not have it."""

@@ -99,9 +99,16 @@ MARKS: dict[PageMark, PageMessage] = {
 @pytest.mark.parametrize("mark", MARKS)
 def test_the_mark_is_the_most_urgent_fact(mark: PageMark) -> None:
     """Whatever else is in the page, in whatever order; a move is never hidden."""
-    others = [message for other, message in MARKS.items() if other <= mark]
+    hidden = {PageMark.CLAIMED} if mark is PageMark.READY else set()
+    others = [each for other, each in MARKS.items() if other <= mark and other not in hidden]
     assert page(*others).find_mark(10.0) is mark
     assert page(*reversed(others)).find_mark(10.0) is mark
+
+
+def test_claims_beside_messages_to_claim_are_shown() -> None:
+    """Whoever looks for claims need not read pages that nobody has touched."""
+    mixed = page(MARKS[PageMark.READY], MARKS[PageMark.CLAIMED], MARKS[PageMark.DONE])
+    assert mixed.find_mark(10.0) is PageMark.PARTLY
 
 
 def test_an_empty_page_is_done() -> None:
