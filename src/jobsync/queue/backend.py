@@ -277,9 +277,13 @@ class QueueBackend(ABC):
 
     Attributes:
         queue: its name.
+        max_push: the most messages in one push.
+        is_billed: whether each request costs money and tens of milliseconds.
     """
 
     queue: str
+    max_push: int = 10_000
+    is_billed: bool = False
 
     @abstractmethod
     async def push(self, new_messages: Sequence[NewMessage]) -> None:
@@ -312,17 +316,20 @@ class QueueBackend(ABC):
         visibility: float,
         suspects: bool = False,
         tasks: Collection[str] | None = None,
+        at_most: int | None = None,
     ) -> ClaimResult:
         """Claim due messages: first those that waited, then the others in order.
 
         A claim of large messages may have fewer of them than there are.
 
         Args:
-            limit: the largest number of messages.
+            limit: how many messages are wanted, and the most that are claimed.
             session: the session to claim for; its death ends the claims.
             visibility: seconds until the claims lapse unless extended.
             suspects: claim only suspects; otherwise only messages that are not suspects.
             tasks: claim only messages of these tasks; None for all.
+            at_most: the most that are claimed, if it is more than `limit`: a backend may claim
+                more than are wanted where that costs nothing.
 
         Raises:
             Unavailable: nothing is in flight. A claim that happened anyway lapses by itself.

@@ -90,11 +90,11 @@ class PageMark(enum.IntEnum):
     CLAIMED = 3
     """There are claims."""
     WAITING = 4
-    """There are messages that are due later than the page's name says."""
+    """There are messages that are not due yet: none before the time in the page's name."""
     SUSPECT = 5
     """There are suspects to claim."""
     READY = 6
-    """There are messages to claim, once the time in the page's name has come, and no claims."""
+    """There are messages to claim, and no claims."""
     PARTLY = 7
     """There are messages to claim, and claims."""
     MOVING = 8

@@ -30,6 +30,7 @@ __all__ = [
     "MessageGroup",
     "MessageRecords",
     "QueueDirectory",
+    "SqlDirectory",
     "open_backend",
     "open_directory",
 ]
@@ -89,33 +90,25 @@ def _build_error(store: Store) -> Misconfigured:
 
 
 class QueueDirectory(ABC):
-    """All queues of one store, read-only, for callers that do not know the queues' names.
+    """All queues of one store, read-only, for callers that do not know the queues' names."""
 
-    Args:
-        components: where unreadable messages are reported.
-    """
-
-    def __init__(self, components: Components) -> None:
-        self._corruption_log = CorruptionLog(TOPIC, components.events)
-
+    @abstractmethod
     async def read_contents(self) -> Mapping[str, QueueContent]:
         """Return the content of each queue that has messages or is paused, by name.
 
         Raises:
             Unavailable: the store does not answer.
         """
-        return _build_contents(await self._summarize(), await self._list_pauses())
 
+    @abstractmethod
     async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
         """Return the messages with these ids, in any queue; missing ones are left out.
 
         Raises:
             Unavailable: the store does not answer.
         """
-        # No other message has an id; some of these cannot even be sent.
-        printable = [name for name in ids if name.isprintable()]
-        return read_infos(await self._find(printable), self._corruption_log)
 
+    @abstractmethod
     async def list(
         self, queue: str, part: QueuePart, *, after: str, limit: int
     ) -> Sequence[MessageInfo]:
@@ -125,6 +118,32 @@ class QueueDirectory(ABC):
             Invalid: an argument is wrong.
             Unavailable: the store does not answer.
         """
+
+
+class SqlDirectory(QueueDirectory):
+    """All queues of a SQL database.
+
+    Args:
+        components: where unreadable messages are reported.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self._corruption_log = CorruptionLog(TOPIC, components.events)
+
+    async def read_contents(self) -> Mapping[str, QueueContent]:
+        """Return the content of each queue."""
+        return _build_contents(await self._summarize(), await self._list_pauses())
+
+    async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
+        """Return the messages with these ids."""
+        # No other message has an id; some of these cannot even be sent.
+        printable = [name for name in ids if name.isprintable()]
+        return read_infos(await self._find(printable), self._corruption_log)
+
+    async def list(
+        self, queue: str, part: QueuePart, *, after: str, limit: int
+    ) -> Sequence[MessageInfo]:
+        """Return messages of a queue by id."""
         check_text(after, "after")
         check_limit(limit)
         return read_infos(await self._list(queue, part, after, limit), self._corruption_log)

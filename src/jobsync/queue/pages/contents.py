@@ -1,0 +1,158 @@
+"""What is in the pages of a queue, for people: browse, count and find messages.
+
+Every page that is not in hand is read: a request for each, where requests are billed. A message
+that is being moved may be in two pages for a moment; it is shown once.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import cast
+
+from jobsync.core.messages import LIVE, MessageState
+from jobsync.errors import Corrupt, Invalid
+from jobsync.queue.arguments import check_cursor
+from jobsync.queue.backend import MessageInfo, QueueContent
+from jobsync.queue.pages.page import (
+    DEAD_LANE,
+    LIVE_LANE,
+    PAGE_FORMAT,
+    Page,
+    PageMark,
+    PageMessage,
+    read_page,
+)
+from jobsync.queue.pages.page_reader import PageReader
+from jobsync.stores.contract import Record
+
+__all__ = ["build_content", "check_page_cursor", "count_newer", "read_infos", "select_page"]
+
+_is_live_cursor = re.compile(r"[0-9]{14}[A-Za-z0-9_-]{12} [0-9]{4}").fullmatch
+
+
+async def read_infos(
+    pages: PageReader, queue: str, now: float, *, lanes: Iterable[str] = (LIVE_LANE, DEAD_LANE)
+) -> list[MessageInfo]:
+    """Return all messages of a queue, in the order of their pages.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    found: dict[str, MessageInfo] = {}
+    for lane in lanes:
+        listed = await pages.list_all(lane)
+        opened = await pages.read({page.place: page.version for page in listed})
+        for listing in listed:
+            place = listing.place
+            if place in opened:
+                record, page, _ = opened[place]
+            elif place in pages.newer:
+                record = pages.newer[place]
+                newer = _read_newer(record)
+                if newer is None:
+                    continue
+                page = newer
+            else:
+                continue
+            for position, each in enumerate(page.messages):
+                if each.state == "moved" or (each.move and each.id in found):
+                    continue
+                left = pages.find_left(place, each)
+                name = place.rpartition("/")[2]
+                found[each.id] = _build_info(
+                    queue, page, each, record, now, left, f"{name} {position:04}"
+                )
+            if listing.mark is PageMark.DONE:
+                pages.forget(place)
+    return list(found.values())
+
+
+def _read_newer(record: Record) -> Page | None:
+    """Return a page of newer code as far as this code understands it."""
+    try:
+        return read_page(record.key, record.value)
+    except Corrupt:
+        return None
+
+
+def _build_info(
+    queue: str,
+    page: Page,
+    message: PageMessage,
+    record: Record,
+    now: float,
+    left: float,
+    cursor: str,
+) -> MessageInfo:
+    state = cast("MessageState", message.state)
+    is_live = state in LIVE
+    due: float | None = None
+    if state == "waiting":
+        due = message.due
+    elif state == "claimed":
+        due = now + left
+    claimed = next((each.at for each in page.claims if each.id == message.claim), None)
+    return MessageInfo(
+        queue=queue,
+        id=message.id,
+        state=state,
+        value=message.value,
+        attempts=message.attempts,
+        deliveries=message.deliveries,
+        max_attempts=message.max_attempts,
+        errors=message.errors,
+        session=page.find_session(message.claim) if message.claim else "",
+        is_suspect=message.is_suspect and is_live,
+        enqueued=message.enqueued,
+        due=due,
+        claimed=claimed if state == "claimed" else None,
+        finished=None if is_live else message.finished,
+        seen=now,
+        format=record.format,
+        cursor=cursor if is_live else f"{message.finished!r} {message.id}",
+    )
+
+
+def check_page_cursor(state: MessageState, after: object) -> None:
+    """Check that a position is empty or the cursor of a message in this state."""
+    if state not in LIVE:
+        check_cursor(state, after)
+    elif after != "" and not (isinstance(after, str) and _is_live_cursor(after)):
+        problem = f"must be the cursor of a message that is {state}"
+        fix = "pass the cursor of the last message that was returned"
+        raise Invalid("after", after, problem, fix)
+
+
+def select_page(
+    infos: Iterable[MessageInfo], state: MessageState, after: str, limit: int
+) -> list[MessageInfo]:
+    """Return the messages in a state after a cursor, the oldest first."""
+    chosen = [info for info in infos if info.state == state]
+    if state in LIVE:
+        chosen = [info for info in chosen if info.cursor > after]
+        return sorted(chosen, key=lambda info: info.cursor)[:limit]
+    since, _, name = after.partition(" ")
+    start = (float(since) if since else -math.inf, name)
+    return sorted(
+        (info for info in chosen if (info.finished or 0.0, info.id) > start),
+        key=lambda info: (info.finished, info.id),
+    )[:limit]
+
+
+def count_newer(infos: Iterable[MessageInfo]) -> dict[int, int]:
+    """Count the unfinished messages of newer code by their format."""
+    formats = Counter(
+        info.format for info in infos if info.format > PAGE_FORMAT and info.state in LIVE
+    )
+    return dict(sorted(formats.items()))
+
+
+def build_content(infos: Collection[MessageInfo]) -> QueueContent:
+    """Return the summary of a queue."""
+    oldest = [info.enqueued for info in infos if info.state in {"ready", "waiting"}]
+    return QueueContent(
+        counts=dict(Counter(info.state for info in infos)),
+        oldest=min(oldest, default=None),
+        claims=dict(Counter(info.session for info in infos if info.state == "claimed")),
+    )

@@ -1,0 +1,310 @@
+"""Finds pages with something to claim, with few requests.
+
+A listing shows up to a thousand pages with their marks; the pages that it shows are used up before
+the next one. Pages that this process pushed need none. A listing starts at the frontier, before
+which everything is done, and once a minute at the beginning: a page may come late, from a machine
+with a slow clock. While claims are open somewhere, the pages are listed at least every third of
+the visibility timeout, so that a claim that nobody renews is seen to lapse.
+
+Workers share pages by rendezvous: each page belongs to one of the workers that are known, by a hash
+of both. A worker takes its own first, and those of others when a new listing shows none of its own.
+So two workers seldom conflict, and one worker alone takes the oldest first.
+"""
+
+import bisect
+import itertools
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Seconds
+from jobsync.queue.pages.changes import Claimant, Outlook, find_outlook
+from jobsync.queue.pages.page import LIVE_LANE, PageMark
+from jobsync.queue.pages.page_reader import ListedPage, OpenPage
+from jobsync.queue.pages.page_store import PageStore
+
+__all__ = ["PageChoice", "PageFinder"]
+
+_SHARED = 32
+"""The first pages of others, among which a worker without its own chooses."""
+_SCANNED = 256
+"""How many known pages are considered."""
+_EXHAUSTED = "exhausted"
+"""In place of a version: there is nothing left to claim."""
+_READ_AT_ONCE = 32
+_WHOLE_LISTING: Seconds = 60.0
+_LATE: Seconds = 10.0
+"""Pages may come so late, by their names, without waiting for the listing of the whole lane."""
+_MOVE_TIME: Seconds = 5.0
+"""A move that stands still for so long was given up by the process that began it."""
+_PEER_TIME: Seconds = 60.0
+_SOON: Seconds = 0.05
+_READABLE = frozenset({PageMark.UNKNOWN, PageMark.SUSPECT, PageMark.MOVING})
+"""Marks that do not say what there is to claim."""
+_HELD = frozenset({PageMark.CLAIMED, PageMark.PARTLY})
+"""Marks of pages with claims."""
+
+
+class _Known(NamedTuple):
+    listed: ListedPage
+    at: Mono
+    """When it was listed, or created."""
+
+
+class PageChoice(NamedTuple):
+    """Pages to claim in, with their versions if known."""
+
+    pages: dict[str, str | None]
+    is_stolen: bool
+    """Whether they belong to other workers."""
+
+
+class _Memo(NamedTuple):
+    version: str
+    tasks: frozenset[str] | None
+    outlook: Outlook
+
+
+class PageFinder:
+    """The pages of a queue in which there may be something to claim.
+
+    Args:
+        pages: the pages.
+        components: the clock.
+    """
+
+    def __init__(self, pages: PageStore, components: Components) -> None:
+        self._pages = pages
+        self._clock = components.clock
+        self._known: dict[str, _Known] = {}
+        self._order: list[str] = []
+        """The places where there may be something to claim, in order."""
+        self._memos: dict[str, _Memo] = {}
+        self._frontier = ""
+        self._listed = Mono(float("-inf"))
+        self._listed_whole = Mono(float("-inf"))
+
+    def add(self, place: str) -> None:
+        """Add a page that this process created or changed: there may be something to claim."""
+        opened = self._pages.find_open(place)
+        if opened is None or not place.startswith(f"{LIVE_LANE}/"):
+            return
+        known = self._known.get(place)
+        due = known.listed.due if known is not None else 0.0
+        listed = ListedPage(place, opened.record.version, PageMark.READY, due, None)
+        self._known[place] = _Known(listed, self._clock.mono())
+        self._insert(place)
+
+    def remove(self, place: str) -> None:
+        """Remove a page that is done."""
+        self._known.pop(place, None)
+        self._memos.pop(place, None)
+        self._pages.forget(place)
+        position = bisect.bisect_left(self._order, place)
+        if self._order[position : position + 1] == [place]:
+            del self._order[position]
+
+    def _insert(self, place: str) -> None:
+        position = bisect.bisect_left(self._order, place)
+        if self._order[position : position + 1] != [place]:
+            self._order.insert(position, place)
+
+    def is_stale(self) -> bool:
+        """Whether it is time for a listing, whatever is known."""
+        return self._clock.mono() - self._listed >= self._pages.visibility / 3
+
+    async def refresh(self) -> None:
+        """List pages until there is something to claim, and look into those that do not say.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        sent = self._clock.mono()
+        is_whole = sent - self._listed_whole >= _WHOLE_LISTING
+        after = "" if is_whole else self._frontier
+        listed: list[ListedPage] = []
+        while True:
+            found, after = await self._pages.list_some(LIVE_LANE, after=after)
+            listed += found
+            if not after or any(page.mark is not PageMark.DONE for page in found):
+                break
+        if is_whole and not after:
+            self._listed_whole = sent
+        self._listed = self._clock.mono()
+        self._advance_frontier(listed)
+        # What this process wrote meanwhile may be missing in the listing, or older there.
+        recent = {place: known for place, known in self._known.items() if known.at >= sent}
+        beyond = {place: known for place, known in self._known.items() if after and place > after}
+        fresh = {
+            page.place: _Known(page, self._listed)
+            for page in listed
+            if page.mark is not PageMark.DONE
+        }
+        for place in self._known.keys() - fresh.keys() - recent.keys() - beyond.keys():
+            self._memos.pop(place, None)
+            self._pages.forget(place)
+        self._known = {**fresh, **beyond, **recent}
+        self._order = sorted(self._known)
+        await self._read_unclear()
+
+    def _advance_frontier(self, listed: Iterable[ListedPage]) -> None:
+        latest = self._clock.wall().seconds - _LATE
+        for page in listed:
+            if page.mark is not PageMark.DONE or page.due > latest:
+                return
+            self._frontier = page.place
+
+    async def _read_unclear(self) -> None:
+        now, still_time = self._clock.wall().seconds, self._pages.visibility / 3
+        unclear: dict[str, str | None] = {}
+        for place, (listed, _) in self._known.items():
+            if self._find_open(place) or self._pages.is_unusable(place, listed.version):
+                continue
+            is_still = self._pages.find_still(place) >= still_time
+            is_waiting = listed.mark is PageMark.WAITING and listed.due <= now
+            if is_waiting or listed.mark in _READABLE or (listed.mark in _HELD and is_still):
+                unclear[place] = listed.version
+                if len(unclear) >= _READ_AT_ONCE:
+                    break
+        await self._pages.read(unclear)
+
+    def list_moving(self) -> list[str]:
+        """Return the pages with moves that nobody seems to finish."""
+        return [
+            place
+            for place, (listed, _) in self._known.items()
+            if listed.mark is PageMark.MOVING and self._pages.find_still(place) >= _MOVE_TIME
+        ]
+
+    def _find_open(self, place: str) -> OpenPage | None:
+        """Return a page in hand, unless a listing has shown a newer version since."""
+        opened = self._pages.find_open(place)
+        if opened is None:
+            return None
+        known = self._known.get(place)
+        is_current = known is None or known.listed.version == opened.record.version
+        return opened if is_current or opened.read >= known.at else None  # type: ignore[union-attr]
+
+    def choose(self, wanted: Claimant, count: int, *, is_contended: bool) -> "PageChoice":
+        """Return pages in which there is something to claim, with their versions if known.
+
+        Args:
+            wanted: who claims what.
+            count: the most pages.
+            is_contended: whether others have just taken what was chosen before.
+        """
+        since = self._clock.mono() + -_PEER_TIME
+        peers = (peer for peer, seen in self._pages.peers.items() if seen >= since)
+        workers = sorted({wanted.session, *peers})
+        mine: dict[str, str | None] = {}
+        others: dict[str, str | None] = {}
+        exhausted: list[str] = []
+        for place in itertools.islice(self._order, _SCANNED):
+            found = self._look_up(place, wanted)
+            if found is _EXHAUSTED:
+                exhausted.append(place)
+            elif found and len(workers) > 1 and _find_owner(place, workers) != wanted.session:
+                others[place] = found
+            elif found:
+                mine[place] = found
+            if len(mine) >= count:
+                break
+        for place in exhausted:
+            self._order.remove(place)
+        if mine:
+            return PageChoice(mine, is_stolen=False)
+        places = list(others)[:_SHARED]
+        if is_contended:
+            # In an order of its own: whoever else looks for a page now looks elsewhere.
+            places.sort(key=lambda place: _hash(wanted.session, place))
+        return PageChoice({place: others[place] for place in sorted(places[:count])}, bool(places))
+
+    def _look_up(self, place: str, wanted: Claimant) -> str:
+        """Return the version of a page with something to claim; empty without."""
+        now = self._clock.wall().seconds
+        listed = self._known[place].listed
+        opened = self._find_open(place)
+        if opened is not None:
+            outlook = self._find_outlook(place, opened, now, wanted.tasks)
+            if outlook.suspects if wanted.suspects else outlook.ready:
+                return opened.record.version
+            is_used_up = not (outlook.ready or outlook.suspects or outlook.due)
+            return _EXHAUSTED if is_used_up and wanted.tasks is None else ""
+        if self._pages.is_unusable(place, listed.version):
+            return _EXHAUSTED
+        return listed.version if _may_have(listed.mark, suspects=wanted.suspects) else ""
+
+    def find_outlook(self, tasks: frozenset[str] | None) -> Outlook:
+        """Return what there is to claim in all known pages, now and later."""
+        now = self._clock.wall().seconds
+        ready = suspects = 0
+        dues: list[float] = []
+        for place in self._order:
+            listed = self._known[place].listed
+            opened = self._find_open(place)
+            if opened is not None:
+                outlook = self._find_outlook(place, opened, now, tasks)
+                ready += outlook.ready
+                suspects += outlook.suspects
+                dues += [] if outlook.due is None else [outlook.due]
+            elif not self._pages.is_unusable(place, listed.version):
+                ready += _may_have(listed.mark, suspects=False)
+                suspects += _may_have(listed.mark, suspects=True)
+                dues += [listed.due] if listed.mark is PageMark.WAITING else []
+        return Outlook(ready, suspects, min(dues, default=None))
+
+    def _find_outlook(
+        self, place: str, opened: OpenPage, now: float, tasks: frozenset[str] | None
+    ) -> Outlook:
+        memo = self._memos.get(place)
+        version = opened.record.version
+        if memo is not None and (memo.version, memo.tasks) == (version, tasks):
+            due = memo.outlook.due
+            if due is None or due > now:
+                return memo.outlook
+        outlook = find_outlook(opened.page, now, tasks)
+        self._memos[place] = _Memo(version, tasks, outlook)
+        return outlook
+
+    def find_lapse(self) -> Seconds | None:
+        """Return the seconds until a claim lapses, or its page must be looked at; None without."""
+        period = self._pages.visibility / 3
+        lapses: list[Seconds] = [0.0] if self._pages.ended else []
+        for place, (listed, _) in self._known.items():
+            opened = self._find_open(place)
+            if opened is not None:
+                lapse = self._pages.find_lapse(place, opened.page)
+                if lapse is not None:
+                    is_local = all(
+                        each.session in self._pages.sessions for each in opened.page.claims
+                    )
+                    lapses.append(lapse if is_local else min(lapse, period))
+            elif listed.mark in _HELD:
+                lapses.append(max(_SOON, period - self._pages.find_still(place)))
+        return min(lapses, default=None)
+
+    def list_lapsed(self) -> list[str]:
+        """Return the pages in hand with claims that have lapsed."""
+        found = []
+        for place in self._known:
+            opened = self._find_open(place)
+            if opened is not None:
+                lapse = self._pages.find_lapse(place, opened.page)
+                if lapse is not None and lapse <= 0:
+                    found.append(place)
+        return found
+
+
+def _may_have(mark: PageMark, *, suspects: bool) -> bool:
+    if suspects:
+        return mark is PageMark.SUSPECT
+    return mark in {PageMark.READY, PageMark.PARTLY}
+
+
+def _find_owner(place: str, workers: Iterable[str]) -> str:
+    return max(workers, key=lambda worker: _hash(worker, place))
+
+
+def _hash(worker: str, place: str) -> int:
+    return zlib.crc32(f"{worker} {place}".encode())

@@ -1,0 +1,126 @@
+"""Removes what was finished long ago.
+
+A page is dropped when it is done, and was written at least an hour ago: by then no copy of an
+earlier request can arrive and create it again. Nothing is dropped while a move is open anywhere in
+the queue: its target must refuse to be created again, even if all its messages are finished. The
+age of a page is by the clock of the server alone, as the difference of two of its times.
+
+Dead letters are removed from their pages by a conditional write first, because somebody may be
+moving them back.
+"""
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Seconds
+from jobsync.core.messages import MessageState
+from jobsync.queue.pages import changes
+from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, Page, PageMark, PageMessage
+from jobsync.queue.pages.page_reader import ListedPage
+from jobsync.queue.pages.page_store import PageStore
+from jobsync.stores.contract import BURIAL_AGE, Store
+
+__all__ = ["Retention"]
+
+_INTERVAL: Seconds = 600.0
+"""Seconds between two listings for this where they are billed."""
+
+
+class Retention:
+    """Removes finished messages of a queue.
+
+    Args:
+        store: where the pages are stored.
+        pages: the pages.
+        components: the clock.
+    """
+
+    def __init__(self, store: Store, pages: PageStore, components: Components) -> None:
+        self._store = store
+        self._pages = pages
+        self._clock = components.clock
+        self._interval = _INTERVAL if store.is_billed else 0.0
+        self._next: dict[MessageState, Mono] = {}
+
+    async def forget(self, state: MessageState, age: Seconds, limit: int) -> int:
+        """Remove messages in a state that were finished so long ago; return how many.
+
+        Completed messages go with their pages. Where reading these would cost a request each, the
+        number is that of the pages.
+
+        Raises:
+            OutcomeUnknown, Unavailable: the store does not answer; calling again is safe.
+        """
+        now = self._clock.mono()
+        if now < self._next.get(state, now):
+            return 0
+        count = await (
+            self._drop_done(LIVE_LANE, age, limit)
+            if state == "completed"
+            else self._purge_dead(state, age, limit)
+        )
+        if count < limit:
+            self._next[state] = now + self._interval
+        return count
+
+    async def _purge_dead(self, state: MessageState, age: Seconds, limit: int) -> int:
+        before = self._clock.wall().seconds - age
+
+        def is_old(each: PageMessage) -> bool:
+            return each.state == state and each.finished < before
+
+        def change(page: Page) -> tuple[Page, int]:
+            return changes.purge(page, is_old)
+
+        count = 0
+        for listed in await self._pages.list_all(DEAD_LANE):
+            if listed.mark is not PageMark.DONE and listed.due < before and count < limit:
+                count += await self._pages.apply(listed.place, change) or 0
+        await self._drop_done(DEAD_LANE, age, limit)
+        return count
+
+    async def _drop_done(self, lane: str, age: Seconds, limit: int) -> int:
+        """Drop pages that are done; return how many messages, or pages, they were."""
+        listed = await self._pages.list_all(lane)
+        other = await self._pages.list_all(DEAD_LANE if lane == LIVE_LANE else LIVE_LANE)
+        moving = [page.place for page in (*listed, *other) if page.mark is PageMark.MOVING]
+        if moving:
+            for place in moving:
+                await self._pages.finish_moves(place)
+            return 0
+        done = [page for page in listed if page.mark is PageMark.DONE]
+        oldest = max(age, BURIAL_AGE)
+        return await (
+            self._drop_by_listing(done, oldest, limit)
+            if self._store.is_billed
+            else self._drop_by_content(done, oldest, limit)
+        )
+
+    async def _drop_by_listing(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
+        # Sessions write often, so that this is the server's time as of a few seconds ago.
+        sessions = await self._store.heads("session/")
+        times = [head.written_at for head in sessions if head.written_at is not None]
+        times += [page.written_at for page in done if page.written_at is not None]
+        latest = max(times, default=0.0)
+        old = [
+            page.place
+            for page in done
+            if page.written_at is not None and latest - page.written_at > age
+        ][:limit]
+        if old:
+            await self._pages.drop(old)
+        return len(old)
+
+    async def _drop_by_content(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
+        before = self._clock.wall().seconds - age
+        opened = await self._pages.read({page.place: page.version for page in done})
+        count = 0
+        old = []
+        for listed in done:
+            messages = opened[listed.place].page.messages if listed.place in opened else ()
+            last = max((each.finished for each in messages), default=listed.due)
+            if max(last, listed.due) < before and count < limit:
+                old.append(listed.place)
+                count += sum(each.state == "completed" for each in messages)
+            self._pages.forget(listed.place)
+        if old:
+            await self._pages.drop(old)
+        return count
