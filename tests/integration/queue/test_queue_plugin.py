@@ -23,7 +23,6 @@ from jobsync import (
     Event,
     Invalid,
     InvalidRecord,
-    Misconfigured,
     QueuePlugin,
     S3QueuePlugin,
     Snooze,
@@ -1166,10 +1165,3 @@ async def test_a_process_works_on_several_queues(url: str) -> None:
         for again in (make("emails"), make("images")):
             with pytest.raises(Invalid, match=r"alias is taken \(got 'queue(-images)?'\)"):
                 await db.use_plugin(again)
-
-
-async def test_a_store_without_queues_is_refused() -> None:
-    """The error lists stores that support them."""
-    async with Database("memory://") as db:
-        with pytest.raises(Misconfigured, match="Use sqlite:/// or postgresql://"):
-            await db.use_plugin(QueuePlugin(resource="tasks"))

@@ -1,7 +1,8 @@
-"""Queues on SQL databases: open one queue, or read all queues of a store.
+"""Open one queue, or read all queues of a store; and how queues on SQL databases are read.
 
-A message is a row; on PostgreSQL the messages of a claim are one row. The modules `sqlite` and
-`postgres` implement both; their statements are in the `.sql` files beside them.
+On SQL databases a message is a row; on PostgreSQL the messages of a claim are one row. The modules
+`sqlite` and `postgres` implement both; their statements are in the `.sql` files beside them. Stores
+without SQL keep messages in pages, see `jobsync.queue.pages`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from jobsync.core import filters
 from jobsync.core.codec import Json, check_text
 from jobsync.core.keys import escape, unescape
 from jobsync.core.messages import MessageState
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.errors import Invalid
 from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent, QueuePart
 from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
@@ -43,11 +44,7 @@ MessageGroup: TypeAlias = tuple[str, MessageState, str, int, float]
 
 
 def open_backend(store: Store, queue: str, components: Components) -> QueueBackend:
-    """Return the backend of a queue in a store.
-
-    Raises:
-        Misconfigured: this store does not support queues.
-    """
+    """Return the backend of a queue in a store."""
     match store.sql:
         case SqliteAccess() as access:
             from jobsync.queue.sql.sqlite import SqliteBackend  # noqa: PLC0415 - imports this module
@@ -58,15 +55,13 @@ def open_backend(store: Store, queue: str, components: Components) -> QueueBacke
 
             return PostgresBackend(access, queue, components)
         case _:
-            raise _build_error(store)
+            from jobsync.queue.pages.backend import PagesBackend  # noqa: PLC0415 - imports this
+
+            return PagesBackend(store, queue, components)
 
 
 def open_directory(store: Store, components: Components) -> "QueueDirectory":
-    """Return the directory of a store's queues.
-
-    Raises:
-        Misconfigured: this store does not support queues.
-    """
+    """Return the directory of a store's queues."""
     match store.sql:
         case SqliteAccess() as access:
             from jobsync.queue.sql.sqlite import (  # noqa: PLC0415 - imports this module
@@ -81,12 +76,11 @@ def open_directory(store: Store, components: Components) -> "QueueDirectory":
 
             return PostgresQueueDirectory(access, components)
         case _:
-            raise _build_error(store)
+            from jobsync.queue.pages.directory import (  # noqa: PLC0415 - imports this module
+                PagesDirectory,
+            )
 
-
-def _build_error(store: Store) -> Misconfigured:
-    fix = "use sqlite:/// or postgresql://"
-    return Misconfigured("url", store.name, "does not support queues yet", fix)
+            return PagesDirectory(store, components)
 
 
 class QueueDirectory(ABC):
