@@ -28,7 +28,7 @@ from explorer import Model, Step
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import NewMessage, Receipt, Settlement
 from jobsync.queue.pages import changes
-from jobsync.queue.pages.page import Page, PageMark, PageMessage
+from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
 from jobsync.queue.pages.watch import Sighting, has_lapsed, look, look_inside
 
 __all__ = ["MUTATIONS", "WORLDS", "PageModel", "Scene"]
@@ -90,14 +90,14 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     name: str
     base: int
-    page: Page
+    page: QueuePage
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
     """A page in the store."""
 
     version: int
-    page: Page
+    page: QueuePage
 
 
 class Worker(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +118,7 @@ class Worker(msgspec.Struct, frozen=True, gc=False):
     """When that request was first sent."""
     is_waiting: bool = False
     """Whether it waits for the reply; if not, it must find out what happened."""
-    finishing: Page | None = None
+    finishing: QueuePage | None = None
     """A page with a move that it is about to finish."""
 
 
@@ -234,7 +234,7 @@ class PageModel(Model[State]):
         seen = look(state.seen, str(stored.version), Mono(state.now), GAP)
         return look_inside(seen, stored.page)
 
-    def is_done(self, page: Page) -> bool:
+    def is_done(self, page: QueuePage) -> bool:
         """Whether a page may be dropped."""
         return page.find_mark(NOW) is PageMark.DONE
 
@@ -259,7 +259,7 @@ class PageModel(Model[State]):
         """Whether anybody ends the claims of a page that has not changed for an hour."""
         return True
 
-    def knows_push(self, page: Page, nonce: str) -> bool:
+    def knows_push(self, page: QueuePage, nonce: str) -> bool:
         """Whether the producer finds its push in a page."""
         return page.birth == nonce
 
@@ -305,7 +305,7 @@ class PageModel(Model[State]):
                 )
 
     def _finish(
-        self, state: State, number: int, worker: Worker, page: Page
+        self, state: State, number: int, worker: Worker, page: QueuePage
     ) -> Iterator[Step[State]]:
         """Create the target of a move from the page that was read, then forget the message."""
         given_up = replace(worker, finishing=None)
@@ -339,26 +339,26 @@ class PageModel(Model[State]):
     def _is_trusted(self, state: State, worker: Worker) -> bool:
         return state.now - worker.sent < HOLD
 
-    def _renew(self, stored: Stored, worker: Worker) -> tuple[int, Page]:
+    def _renew(self, stored: Stored, worker: Worker) -> tuple[int, QueuePage]:
         receipts = [(worker.message, worker.claim)]
         page, _ = changes.extend(stored.page, receipts, HOLD, lambda _: 0.0)
         return stored.version, page
 
-    def _settle(self, stored: Stored, worker: Worker) -> tuple[int, Page]:
+    def _settle(self, stored: Stored, worker: Worker) -> tuple[int, QueuePage]:
         each = message_of(stored.page, worker.message)
         is_first = each is not None and each.deliveries == 1
         moves = self._scene.moves and is_first and worker.message == "a"
         page = settle_one(stored.page, worker.message, worker.claim, is_later=moves)
         return stored.version, page
 
-    def _release(self, stored: Stored, worker: Worker) -> tuple[int, Page]:
+    def _release(self, stored: Stored, worker: Worker) -> tuple[int, QueuePage]:
         receipt = Receipt(worker.message, 1, worker.claim)
         settlement = Settlement(receipt=receipt, move="release")
         page, _ = changes.settle(stored.page, [(settlement, worker.claim)], 0.0, TARGETS)
         return stored.version, page
 
     def _send(
-        self, state: State, number: int, kind: Kind, name: str, base: int, page: Page
+        self, state: State, number: int, kind: Kind, name: str, base: int, page: QueuePage
     ) -> Step[State]:
         worker = state.workers[number]
         used = {stray.nonce for stray in state.strays}
@@ -504,7 +504,7 @@ class PageModel(Model[State]):
         )
         return self._record_claims(state, None if before is None else before.page, page)
 
-    def _record_claims(self, state: State, before: Page | None, after: Page) -> State:
+    def _record_claims(self, state: State, before: QueuePage | None, after: QueuePage) -> State:
         old = {} if before is None else renewals(before)
         new = renewals(after)
         ended = {claim for claim in old if claim not in new}
@@ -609,14 +609,14 @@ class PageModel(Model[State]):
 
 
 @cache
-def first_page(ids: str) -> Page:
+def first_page(ids: str) -> QueuePage:
     """Return the page that is pushed."""
     new = [NewMessage(id=name, value=None, max_attempts=9) for name in ids]
     return changes.new_page("", new, 0.0)
 
 
 @cache
-def claim_one(page: Page, claim: str) -> tuple[Page, tuple[PageMessage, ...]]:
+def claim_one(page: QueuePage, claim: str) -> tuple[QueuePage, tuple[PageMessage, ...]]:
     """Claim one message, a suspect or not."""
     for suspects in (False, True):
         claimant = changes.Claimant(
@@ -629,7 +629,7 @@ def claim_one(page: Page, claim: str) -> tuple[Page, tuple[PageMessage, ...]]:
 
 
 @cache
-def settle_one(page: Page, message: str, claim: str, *, is_later: bool) -> Page:
+def settle_one(page: QueuePage, message: str, claim: str, *, is_later: bool) -> QueuePage:
     """Complete a message, or have it tried again later, in another page."""
     receipt = Receipt(message, 1, claim)
     settlement = (
@@ -651,7 +651,7 @@ def fits(state: State, request: Request) -> bool:
     return (ABSENT if stored is None else stored.version) == request.base
 
 
-def write(state: State, name: str, page: Page) -> State:
+def write(state: State, name: str, page: QueuePage) -> State:
     """Return the state with a new version of a page.
 
     Versions are the lowest numbers that mean nothing yet, so that equal states are equal: requests
@@ -687,7 +687,7 @@ def drop_stray(state: State, stray: Request) -> State:
     return replace(state, strays=state.strays - {stray})
 
 
-def end_source_claims(state: State, page: Page) -> State:
+def end_source_claims(state: State, page: QueuePage) -> State:
     """Return the state after claims of the source were ended by a write."""
     assert state.source is not None
     gone = renewals(state.source.page).keys() - renewals(page).keys()
@@ -698,18 +698,18 @@ def end_source_claims(state: State, page: Page) -> State:
     )
 
 
-def message_of(page: Page, name: str) -> PageMessage | None:
+def message_of(page: QueuePage, name: str) -> PageMessage | None:
     """Return a message of a page."""
     return next((each for each in page.messages if each.id == name), None)
 
 
-def has_claim(page: Page, name: str, claim: str) -> bool:
+def has_claim(page: QueuePage, name: str, claim: str) -> bool:
     """Whether a claim has a message."""
     each = message_of(page, name)
     return each is not None and each.state == "claimed" and each.claim == claim
 
 
-def renewals(page: Page) -> dict[str, int]:
+def renewals(page: QueuePage) -> dict[str, int]:
     """Return the claims in a page, with the number of their renewals."""
     return {each.claim: each.renewal for each in page.messages if each.state == "claimed"}
 
@@ -720,13 +720,13 @@ def is_holding(worker: Worker) -> bool:
     return worker.phase in {"claimed", "running", "handled"} and not is_ending
 
 
-def is_live(page: Page, name: str) -> bool:
+def is_live(page: QueuePage, name: str) -> bool:
     """Whether a page has a message that somebody may handle."""
     each = message_of(page, name)
     return each is not None and not each.move and each.state in {"ready", "waiting", "claimed"}
 
 
-def is_moving(page: Page, name: str) -> bool:
+def is_moving(page: QueuePage, name: str) -> bool:
     """Whether a page has a message that is on its way to another."""
     each = message_of(page, name)
     return each is not None and bool(each.move)
@@ -750,7 +750,7 @@ class WatchTheVersion(PageModel):
 class MovingIsDone(PageModel):
     """A page whose messages are all settled is dropped while one of them is on its way."""
 
-    def is_done(self, page: Page) -> bool:
+    def is_done(self, page: QueuePage) -> bool:
         return not any(is_live(page, each.id) for each in page.messages)
 
 
@@ -819,7 +819,7 @@ class NobodyWatchesLongEnough(PageModel):
 class TrailOnly(PageModel):
     """A push looks for its nonce among the latest writes, of which a page keeps a few."""
 
-    def knows_push(self, page: Page, nonce: str) -> bool:
+    def knows_push(self, page: QueuePage, nonce: str) -> bool:
         is_unchanged = all(each.state == "ready" for each in page.messages)
         return is_unchanged and super().knows_push(page, nonce)
 
@@ -828,7 +828,7 @@ class ForgetBeforeCopy(PageModel):
     """The source forgets a message before its copy is there."""
 
     def _finish(
-        self, state: State, number: int, worker: Worker, page: Page
+        self, state: State, number: int, worker: Worker, page: QueuePage
     ) -> Iterator[Step[State]]:
         yield Step(f"{worker.name} forgets first", self._forget_moved(state, number, worker))
 

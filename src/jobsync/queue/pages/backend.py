@@ -35,6 +35,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.pages import changes, contents
+from jobsync.queue.pages.bell import READ_INTERVAL, Bell
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.claimer import PageClaimer, gather_all
 from jobsync.queue.pages.control import QueueControl
@@ -44,8 +45,8 @@ from jobsync.queue.pages.page import (
     LIVE_LANE,
     MAX_MESSAGES,
     MAX_PUSH_BYTES,
-    Page,
     PageMark,
+    QueuePage,
     read_due,
 )
 from jobsync.queue.pages.page_store import PageStore
@@ -76,7 +77,10 @@ class PagesBackend(QueueBackend):
         self._clock = components.clock
         self._ids = components.ids
         self._pages = PageStore(store, queue, components)
-        self._finder = PageFinder(self._pages, components)
+        self._finder = PageFinder(self._pages, components, is_billed=store.is_billed)
+        self._bell = Bell.at(store, components) if store.is_billed else None
+        self._number = 0
+        """The number of the last ring that was noticed."""
         self._control = QueueControl(store, queue, components)
         self._claimer = PageClaimer(
             self._pages, self._finder, self._control, components, self._finish_moves
@@ -123,7 +127,13 @@ class PagesBackend(QueueBackend):
             # Not even bad luck: the name has 72 random bits.
             raise Unavailable(self.topic, f"the name {place} is in use")
         self._finder.add(place)
+        await self._wake()
+
+    async def _wake(self) -> None:
+        """Tell workers, here and elsewhere, that there is something to claim."""
         self._notifier.wake([self.topic])
+        if self._bell is not None:
+            await self._bell.ring(self.queue)
 
     async def claim(
         self,
@@ -146,7 +156,7 @@ class PagesBackend(QueueBackend):
             suspects=suspects,
             tasks=None if tasks is None else frozenset(tasks),
         )
-        return await self._claimer.claim(wanted, max(limit, at_most or 0))
+        return await self._claimer.claim(wanted, at_most)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims: one write for each page."""
@@ -160,7 +170,7 @@ class PagesBackend(QueueBackend):
         places = [place for place in by_page if _is_place(place)]
         answers = await gather_all([self._settle(place, by_page[place]) for place in places])
         if any(each.target == "waiting" and not each.delay for each in settlements):
-            self._notifier.wake([self.topic])
+            await self._wake()
         accepted = {name for ids in answers for name in ids}
         return [each.receipt.id in accepted for each in settlements]
 
@@ -168,7 +178,7 @@ class PagesBackend(QueueBackend):
         """Settle claims of one page; return the messages that are settled so."""
         targets = self._pages.build_targets()
 
-        def change(page: Page) -> tuple[Page, list[bool]]:
+        def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
             return changes.settle(page, batch, self._clock.wall().seconds, targets)
 
         answers = await self._pages.apply(place, change) or [False] * len(batch)
@@ -213,7 +223,7 @@ class PagesBackend(QueueBackend):
     async def _extend(
         self, place: str, batch: Sequence[tuple[str, str]], visibility: float
     ) -> set[tuple[str, str]]:
-        def change(page: Page) -> tuple[Page, list[bool]]:
+        def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
             return changes.extend(
                 page, batch, visibility, lambda each: self._pages.find_left(place, each)
             )
@@ -240,7 +250,7 @@ class PagesBackend(QueueBackend):
         ended, self._pages.ended = self._pages.ended, []
         ended += [each for found in answers for each in found]
         if ended:
-            self._notifier.wake([self.topic])
+            await self._wake()
         return ended
 
     async def _find_claims(self) -> list[str]:
@@ -257,7 +267,7 @@ class PagesBackend(QueueBackend):
     ) -> list[EndedClaim]:
         targets = self._pages.build_targets()
 
-        def change(page: Page) -> tuple[Page, list[EndedClaim]]:
+        def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
             is_over = self._pages.judge(place, page, dead, keep, includes_own=True)
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
@@ -309,14 +319,14 @@ class PagesBackend(QueueBackend):
             detail = f"{done:,} messages were queued again before: {error}"
             raise OutcomeUnknown(self.topic, detail) from error
         finally:
-            self._notifier.wake([self.topic])
+            await self._wake()
         return done
 
     async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
         now = self._clock.wall().seconds
         target = self._pages.name_new(LIVE_LANE, now)
 
-        def change(page: Page) -> tuple[Page, int]:
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
             return changes.begin_redrive(page, ids, limit, now, target)
 
         count = await self._pages.apply(place, change) or 0
@@ -327,7 +337,7 @@ class PagesBackend(QueueBackend):
         """Remove messages for good, page by page."""
         unwanted = frozenset(check_states(states))
 
-        def change(page: Page) -> tuple[Page, int]:
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
             return changes.purge(page, lambda each: each.state in unwanted)
 
         count = 0
@@ -353,12 +363,23 @@ class PagesBackend(QueueBackend):
     async def resume(self) -> bool:
         """Allow claims again, and wake the workers of this process."""
         was_paused = await self._control.resume()
-        self._notifier.wake([self.topic])
+        await self._wake()
         return was_paused
 
     async def wait(self, timeout: float) -> None:
-        """Return early if this process pushed something. Makes no request."""
-        await self._notifier.wait(self.topic, timeout)
+        """Return early if there may be something new: listens to this process, and to the bell."""
+        if self._bell is None:
+            await self._notifier.wait(self.topic, timeout)
+            return
+        end = self._clock.mono() + timeout
+        while (left := end - self._clock.mono()) > 0:
+            if await self._notifier.wait(self.topic, min(left, READ_INTERVAL)):
+                return
+            number = await self._bell.listen(self.queue)
+            if number != self._number:
+                self._number = number
+                self._finder.notice()
+                return
 
 
 def _is_place(place: str) -> bool:

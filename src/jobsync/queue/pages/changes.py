@@ -17,7 +17,7 @@ import msgspec
 
 from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
 from jobsync.queue.backend import EndedClaim, Failure, NewMessage, Settlement
-from jobsync.queue.pages.page import Page, PageClaim, PageMessage, PageState
+from jobsync.queue.pages.page import PageClaim, PageMessage, PageState, QueuePage
 
 __all__ = [
     "SHORT_DELAY",
@@ -91,9 +91,9 @@ class Outlook(msgspec.Struct, frozen=True):
     """When the next delay ends; None if none does."""
 
 
-def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> Page:
+def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> QueuePage:
     """Return a page with new messages, as pushed at that time of day."""
-    return Page(
+    return QueuePage(
         birth=birth,
         messages=tuple(
             PageMessage(
@@ -111,7 +111,7 @@ def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> Page
     )
 
 
-def find_outlook(page: Page, now: float, tasks: frozenset[str] | None) -> Outlook:
+def find_outlook(page: QueuePage, now: float, tasks: frozenset[str] | None) -> Outlook:
     """Return what there is to claim for these tasks."""
     ready = suspects = 0
     due: float | None = None
@@ -126,7 +126,7 @@ def find_outlook(page: Page, now: float, tasks: frozenset[str] | None) -> Outloo
     return Outlook(ready, suspects, due)
 
 
-def claim(page: Page, claimant: Claimant, now: float) -> tuple[Page, list[PageMessage]]:
+def claim(page: QueuePage, claimant: Claimant, now: float) -> tuple[QueuePage, list[PageMessage]]:
     """Claim messages: first those that waited, then the others in order.
 
     A claim that is in the page already is returned again: the reply of the request was lost.
@@ -159,11 +159,11 @@ def claim(page: Page, claimant: Claimant, now: float) -> tuple[Page, list[PageMe
 
 
 def extend(
-    page: Page,
+    page: QueuePage,
     receipts: Collection[tuple[str, str]],
     visibility: float,
     find_left: Callable[[PageMessage], float],
-) -> tuple[Page, list[bool]]:
+) -> tuple[QueuePage, list[bool]]:
     """Renew claims, each as message and claim; False means that the receipt is stale.
 
     Args:
@@ -187,8 +187,8 @@ def extend(
 
 
 def settle(
-    page: Page, settlements: Sequence[tuple[Settlement, str]], now: float, targets: Targets
-) -> tuple[Page, list[bool]]:
+    page: QueuePage, settlements: Sequence[tuple[Settlement, str]], now: float, targets: Targets
+) -> tuple[QueuePage, list[bool]]:
     """End claims; False means that the receipt is stale.
 
     Args:
@@ -215,7 +215,9 @@ def settle(
     return _settled(page, _place_moves(changed, now, targets)), answers
 
 
-def _settle(page: Page, message: PageMessage, settlement: Settlement, now: float) -> PageMessage:
+def _settle(
+    page: QueuePage, message: PageMessage, settlement: Settlement, now: float
+) -> PageMessage:
     step = TRANSITIONS[settlement.move]
     marks = f"{message.claim}:{settlement.move} {message.marks}".split(" ")[:_MAX_MARKS]
     errors = message.errors
@@ -231,8 +233,8 @@ def _settle(page: Page, message: PageMessage, settlement: Settlement, now: float
 
 
 def end_claims(
-    page: Page, is_over: IsOver, now: float, targets: Targets
-) -> tuple[Page, list[EndedClaim]]:
+    page: QueuePage, is_over: IsOver, now: float, targets: Targets
+) -> tuple[QueuePage, list[EndedClaim]]:
     """End the claims that have lapsed: each message becomes a suspect, or a dead letter."""
     changed: dict[int, PageMessage] = {}
     ended = []
@@ -259,8 +261,8 @@ def end_claims(
 
 
 def begin_redrive(
-    page: Page, ids: Collection[str] | None, limit: int, now: float, target: str
-) -> tuple[Page, int]:
+    page: QueuePage, ids: Collection[str] | None, limit: int, now: float, target: str
+) -> tuple[QueuePage, int]:
     """Begin to move dead letters back, with all their attempts; return how many.
 
     Without ids, all dead letters; cancelled messages only by id.
@@ -283,18 +285,18 @@ def begin_redrive(
     return _with_messages(page, changed), len(changed)
 
 
-def build_target(page: Page, target: str, birth: str) -> Page:
+def build_target(page: QueuePage, target: str, birth: str) -> QueuePage:
     """Return the page that a move creates."""
     moved = [each for each in page.messages if each.move == target]
     claims = {each.claim for each in moved}
-    return Page(
+    return QueuePage(
         birth=birth,
         messages=tuple(replace(each, move="") for each in moved),
         claims=tuple(each for each in page.claims if each.id in claims),
     )
 
 
-def finish_move(page: Page, target: str) -> Page:
+def finish_move(page: QueuePage, target: str) -> QueuePage:
     """Forget the messages that are in the target now."""
     changed = {
         place: PageMessage(id=each.id, state="moved", marks=each.marks)
@@ -304,7 +306,7 @@ def finish_move(page: Page, target: str) -> Page:
     return _with_messages(page, changed)
 
 
-def purge(page: Page, is_unwanted: Callable[[PageMessage], bool]) -> tuple[Page, int]:
+def purge(page: QueuePage, is_unwanted: Callable[[PageMessage], bool]) -> tuple[QueuePage, int]:
     """Remove messages for good; return how many. Those that move stay."""
     kept = tuple(
         each
@@ -351,17 +353,17 @@ def _place_moves(
     return {number: place(each) for number, each in changed.items()}
 
 
-def _settled(page: Page, changed: Mapping[int, PageMessage]) -> Page:
+def _settled(page: QueuePage, changed: Mapping[int, PageMessage]) -> QueuePage:
     return _prune(_shorten_errors(_with_messages(page, changed))) if changed else page
 
 
-def _build_failure(page: Page, message: PageMessage, error: str, now: float) -> Failure:
+def _build_failure(page: QueuePage, message: PageMessage, error: str, now: float) -> Failure:
     plain = error[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
     session = page.find_session(message.claim)
     return Failure(attempt=message.attempts, error=plain, at=now, session=session)
 
 
-def _shorten_errors(page: Page) -> Page:
+def _shorten_errors(page: QueuePage) -> QueuePage:
     """Keep only the last error of each message if there are too many to store."""
     size = sum(len(failure.error) for each in page.messages for failure in each.errors)
     if size <= _MAX_ERRORS:
@@ -381,30 +383,30 @@ def _shorten_errors(page: Page) -> Page:
     )
 
 
-def _find_places(page: Page, ids: Collection[str]) -> dict[str, int]:
+def _find_places(page: QueuePage, ids: Collection[str]) -> dict[str, int]:
     wanted = set(ids)
     return {each.id: place for place, each in enumerate(page.messages) if each.id in wanted}
 
 
 def _with_messages(
-    page: Page,
+    page: QueuePage,
     changed: Mapping[int, PageMessage],
     *,
     claims: tuple[PageClaim, ...] | None = None,
-) -> Page:
+) -> QueuePage:
     if not changed:
         return page
     messages = list(page.messages)
     for place, message in changed.items():
         messages[place] = message
-    return Page(
+    return QueuePage(
         birth=page.birth,
         messages=tuple(messages),
         claims=page.claims if claims is None else claims,
     )
 
 
-def _prune(page: Page) -> Page:
+def _prune(page: QueuePage) -> QueuePage:
     """Forget claims that no message names."""
     named = {each.claim for each in page.messages}
     kept = tuple(each for each in page.claims if each.id in named)

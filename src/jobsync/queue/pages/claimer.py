@@ -2,19 +2,21 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
+
+import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import ClaimResult, Message, Receipt
 from jobsync.queue.pages import changes
-from jobsync.queue.pages.changes import Claimant
+from jobsync.queue.pages.changes import Claimant, find_outlook
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.finder import PageFinder
-from jobsync.queue.pages.page import MAX_MESSAGES, Page, PageMessage
-from jobsync.queue.pages.page_store import Change, PageStore
+from jobsync.queue.pages.page import MAX_MESSAGES, PageMessage, QueuePage
+from jobsync.queue.pages.page_store import PageChange, PageStore
 
 __all__ = ["PageClaimer", "gather_all"]
 
@@ -68,61 +70,98 @@ class PageClaimer:
         for place in self._finder.list_moving():
             await self._finish_moves(place)
 
-    async def claim(self, wanted: Claimant, most: int) -> ClaimResult:
+    async def claim(self, wanted: Claimant, at_most: int | None) -> ClaimResult:
         """Claim messages.
 
         Args:
             wanted: who claims what; each page gets a claim of its own.
-            most: the most that may be claimed, if a page has more than are wanted.
+            at_most: the most that are claimed, if pages come whole; None if they are split.
 
         Raises:
             Unavailable: nothing is in flight.
         """
         limit = wanted.limit
-        is_paused = await self._control.is_paused()
+        most, is_whole = max(limit, at_most or 0), at_most is not None
         is_fresh = self._finder.is_stale()
         if is_fresh:
             await self.refresh()
         messages: list[Message] = []
+        is_paused = False
         misses = 0
+        chosen: dict[str, str | None] = {}
         while len(messages) < limit and misses < _MAX_MISSES and not is_paused:
             count = self._count_pages(limit - len(messages))
             chosen, is_stolen = self._finder.choose(wanted, count, is_contended=misses > 0)
-            if (not chosen or is_stolen) and not is_fresh:
+            if (not chosen or is_stolen) and not is_fresh and self._finder.may_find_more:
                 is_fresh = True
                 await self.refresh()
                 continue
             if not chosen:
                 break
-            claimants = self._build_claimants(
-                wanted, len(chosen), limit - len(messages), most - len(messages)
-            )
+            is_paused = await self._control.is_paused()
+            if is_paused:
+                break
             await self._pages.read(chosen)
-            found = await self._claim_pages(dict(zip(chosen, claimants, strict=True)))
+            left = limit - len(messages)
+            claimants = self._build_claimants(
+                wanted,
+                chosen,
+                left,
+                most - len(messages),
+                is_whole=is_whole,
+                may_split=not (is_whole and messages),
+            )
+            if messages and not claimants:
+                break
+            found = await self._claim_pages(claimants)
             messages += found
             misses += not found
-        has_lost = misses >= _MAX_MISSES
-        return self._build_result(messages, wanted, has_lost=has_lost, is_paused=is_paused)
+        # Others took the pages, or the next page does not fit as a whole.
+        has_lost = misses >= _MAX_MISSES or (bool(chosen) and not is_paused)
+        result = self._build_result(messages, wanted, has_lost=has_lost, is_paused=is_paused)
+        if result.suspects and await self._control.is_paused():
+            return msgspec.structs.replace(result, suspects=False)
+        return result
 
     def _count_pages(self, wanted: int) -> int:
         return max(1, min(_MAX_PAGES, math.ceil(wanted / max(1.0, self._per_page))))
 
     def _build_claimants(
-        self, claimant: Claimant, count: int, wanted: int, most: int
-    ) -> list[Claimant]:
-        """Return a claim for each page; together they get at most the most that may come."""
-        share = max(math.ceil(wanted / count), most // count)
-        left = most
-        claimants = []
-        for nonce in self._ids.nonces(count):
-            size = min(share, left)
-            left -= size
-            claimants.append(changes.replace(claimant, id=nonce, limit=size))
+        self,
+        claimant: Claimant,
+        places: Iterable[str],
+        wanted: int,
+        most: int,
+        *,
+        is_whole: bool,
+        may_split: bool,
+    ) -> dict[str, Claimant]:
+        """Return a claim for each page, until there is enough.
+
+        Where pages come whole, only the first of a claim may be split; another that does not fit is
+        left for the next claim.
+        """
+        now = self._clock.wall().seconds
+        claimants: dict[str, Claimant] = {}
+        for place in places:
+            opened = self._pages.find_open(place)
+            outlook = None if opened is None else find_outlook(opened.page, now, claimant.tasks)
+            if outlook is None or wanted <= 0:
+                continue
+            size = outlook.suspects if claimant.suspects else outlook.ready
+            if size > most and not may_split:
+                continue
+            may_split = may_split and not is_whole
+            (nonce,) = self._ids.nonces(1)
+            size = min(size, most)
+            claimants[place] = changes.replace(claimant, id=nonce, limit=size)
+            wanted -= size
+            most -= size
         return claimants
 
     async def _claim_pages(self, claimants: Mapping[str, Claimant]) -> list[Message]:
         found = await gather_all(
-            [self._claim_page(place, each) for place, each in claimants.items() if each.limit]
+            [self._claim_page(place, each) for place, each in claimants.items()]
         )
         for place in claimants:
             opened = self._pages.find_open(place)
@@ -132,16 +171,20 @@ class PageClaimer:
 
     async def _claim_page(self, place: str, claimant: Claimant) -> list[Message]:
         try:
-            found = await self._pages.apply(place, self._claiming(claimant)) or []
+            answer = await self._pages.apply(place, self._claiming(claimant))
         except OutcomeUnknown as error:
             raise Unavailable(self._pages.topic, error.detail) from error
-        weight = _LATEST_WEIGHT if self._per_page < MAX_MESSAGES else 1.0
-        self._per_page += weight * (len(found) - self._per_page)
+        found, size = answer or ([], 0)
+        if size:
+            weight = _LATEST_WEIGHT if self._per_page < MAX_MESSAGES else 1.0
+            self._per_page += weight * (size - self._per_page)
         return [_build_message(each, claimant.id, place) for each in found]
 
-    def _claiming(self, claimant: Claimant) -> Change[list[PageMessage]]:
-        def change(page: Page) -> tuple[Page, list[PageMessage]]:
-            return changes.claim(page, claimant, self._clock.wall().seconds)
+    def _claiming(self, claimant: Claimant) -> PageChange[tuple[list[PageMessage], int]]:
+        def change(page: QueuePage) -> tuple[QueuePage, tuple[list[PageMessage], int]]:
+            after, found = changes.claim(page, claimant, self._clock.wall().seconds)
+            # A page of which somebody else has the most says nothing about the next ones.
+            return after, (found, len(page.messages) if found else 0)
 
         return change
 
@@ -154,13 +197,13 @@ class PageClaimer:
             return ClaimResult(messages, False, None, None, True)
         self._next_lapse_check = now + self._pages.visibility / 6
         outlook = self._finder.find_outlook(wanted.tasks)
-        due = None
+        dues = [self._finder.find_next_listing()]
         if outlook.due is not None:
-            due = max(_SOON, outlook.due - self._clock.wall().seconds)
+            dues.append(max(_SOON, outlook.due - self._clock.wall().seconds))
         return ClaimResult(
             messages,
             suspects=not is_paused and outlook.suspects > 0,
-            due=due,
+            due=min((due for due in dues if due is not None), default=None),
             lapse=self._finder.find_lapse(),
             more=is_enough or has_lost,
         )

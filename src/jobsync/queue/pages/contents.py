@@ -18,9 +18,9 @@ from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
     PAGE_FORMAT,
-    Page,
     PageMark,
     PageMessage,
+    QueuePage,
     read_page,
 )
 from jobsync.queue.pages.page_reader import PageReader
@@ -68,7 +68,7 @@ async def read_infos(
     return list(found.values())
 
 
-def _read_newer(record: Record) -> Page | None:
+def _read_newer(record: Record) -> QueuePage | None:
     """Return a page of newer code as far as this code understands it."""
     try:
         return read_page(record.key, record.value)
@@ -78,7 +78,7 @@ def _read_newer(record: Record) -> Page | None:
 
 def _build_info(
     queue: str,
-    page: Page,
+    page: QueuePage,
     message: PageMessage,
     record: Record,
     now: float,

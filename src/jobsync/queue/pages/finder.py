@@ -4,7 +4,8 @@ A listing shows up to a thousand pages with their marks; the pages that it shows
 the next one. Pages that this process pushed need none. A listing starts at the frontier, before
 which everything is done, and once a minute at the beginning: a page may come late, from a machine
 with a slow clock. While claims are open somewhere, the pages are listed at least every third of
-the visibility timeout, so that a claim that nobody renews is seen to lapse.
+the visibility timeout, so that a claim that nobody renews is seen to lapse. Where listings are
+billed, a queue in which nothing is left is listed when the bell rings, and every five minutes.
 
 Workers share pages by rendezvous: each page belongs to one of the workers that are known, by a hash
 of both. A worker takes its own first, and those of others when a new listing shows none of its own.
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
+from jobsync.queue.pages.bell import FOLLOW_UP
 from jobsync.queue.pages.changes import Claimant, Outlook, find_outlook
 from jobsync.queue.pages.page import LIVE_LANE, PageMark
 from jobsync.queue.pages.page_reader import ListedPage, OpenPage
@@ -34,6 +36,8 @@ _EXHAUSTED = "exhausted"
 """In place of a version: there is nothing left to claim."""
 _READ_AT_ONCE = 32
 _WHOLE_LISTING: Seconds = 60.0
+_IDLE_LISTING: Seconds = 300.0
+"""Between two listings of a queue in which nothing happens, where they are billed."""
 _LATE: Seconds = 10.0
 """Pages may come so late, by their names, without waiting for the listing of the whole lane."""
 _MOVE_TIME: Seconds = 5.0
@@ -44,6 +48,8 @@ _READABLE = frozenset({PageMark.UNKNOWN, PageMark.SUSPECT, PageMark.MOVING})
 """Marks that do not say what there is to claim."""
 _HELD = frozenset({PageMark.CLAIMED, PageMark.PARTLY})
 """Marks of pages with claims."""
+_WATCHED = _HELD | _READABLE | {PageMark.WAITING}
+"""Marks of pages that may have claims, or moves."""
 
 
 class _Known(NamedTuple):
@@ -72,10 +78,17 @@ class PageFinder:
     Args:
         pages: the pages.
         components: the clock.
+        is_billed: whether listings cost money: then they wait for the bell.
     """
 
-    def __init__(self, pages: PageStore, components: Components) -> None:
+    def __init__(self, pages: PageStore, components: Components, *, is_billed: bool) -> None:
         self._pages = pages
+        self._is_billed = is_billed
+        self._longest = _IDLE_LISTING if is_billed else 0.0
+        self._is_rung = True
+        self._again: Mono | None = None
+        """When to list once more after a ring."""
+        self._has_found = True
         self._clock = components.clock
         self._known: dict[str, _Known] = {}
         self._order: list[str] = []
@@ -110,9 +123,28 @@ class PageFinder:
         if self._order[position : position + 1] != [place]:
             self._order.insert(position, place)
 
+    def notice(self) -> None:
+        """Record that there is something new: list now, and again when silent pushes are over."""
+        self._is_rung = True
+        self._again = self._clock.mono() + FOLLOW_UP
+
+    @property
+    def may_find_more(self) -> bool:
+        """Whether a listing is worth its price: the last one has found something."""
+        return self._has_found or not self._is_billed
+
     def is_stale(self) -> bool:
         """Whether it is time for a listing, whatever is known."""
-        return self._clock.mono() - self._listed >= self._pages.visibility / 3
+        now = self._clock.mono()
+        age = now - self._listed
+        if self._is_rung or (self._again is not None and now >= self._again):
+            return True
+        is_watching = any(listed.mark in _WATCHED for listed, _ in self._known.values())
+        return age >= (self._pages.visibility / 3 if is_watching else self._longest)
+
+    def find_next_listing(self) -> Seconds | None:
+        """Return the seconds until pages are listed because of a ring; None if they are not."""
+        return None if self._again is None else max(_SOON, self._again - self._clock.mono())
 
     async def refresh(self) -> None:
         """List pages until there is something to claim, and look into those that do not say.
@@ -121,6 +153,9 @@ class PageFinder:
             Unavailable: the store does not answer.
         """
         sent = self._clock.mono()
+        self._is_rung = False
+        if self._again is not None and sent >= self._again:
+            self._again = None
         is_whole = sent - self._listed_whole >= _WHOLE_LISTING
         after = "" if is_whole else self._frontier
         listed: list[ListedPage] = []
@@ -146,6 +181,9 @@ class PageFinder:
             self._pages.forget(place)
         self._known = {**fresh, **beyond, **recent}
         self._order = sorted(self._known)
+        self._has_found = any(
+            _may_have(page.mark, suspects=suspects) for page in listed for suspects in (False, True)
+        )
         await self._read_unclear()
 
     def _advance_frontier(self, listed: Iterable[ListedPage]) -> None:

@@ -38,11 +38,11 @@ __all__ = [
     "MAX_MESSAGES",
     "MAX_PUSH_BYTES",
     "PAGE_FORMAT",
-    "Page",
     "PageClaim",
     "PageMark",
     "PageMessage",
     "PageState",
+    "QueuePage",
     "lane_prefix",
     "name_page",
     "read_due",
@@ -149,7 +149,7 @@ class PageMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return max(self.deliveries - self.returned, 0)
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QueuePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The value of a page's record."""
 
     birth: str
@@ -206,14 +206,14 @@ def read_due(name: str) -> float | None:
     return None if found is None else int(found.group(1)) / 1000
 
 
-def read_page(key: str, value: Json) -> Page:
+def read_page(key: str, value: Json) -> QueuePage:
     """Return the page of a record's value.
 
     Raises:
         Corrupt: no version of this library wrote this, or its numbers are impossible.
     """
     try:
-        page = msgspec.convert(value, Page)
+        page = msgspec.convert(value, QueuePage)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Corrupt(key, f"not a page ({error})") from error
     claims = {each.id for each in page.claims}

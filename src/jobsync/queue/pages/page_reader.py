@@ -16,9 +16,9 @@ from jobsync.core.keys import escape
 from jobsync.errors import Corrupt
 from jobsync.queue.pages.page import (
     PAGE_FORMAT,
-    Page,
     PageMark,
     PageMessage,
+    QueuePage,
     read_due,
     read_page,
 )
@@ -39,7 +39,7 @@ class OpenPage(NamedTuple):
     """A version of a page that was read or written."""
 
     record: Record
-    page: Page
+    page: QueuePage
     read: Mono
     """When it was known to be current."""
 
@@ -150,7 +150,7 @@ class PageReader:
         seen = self._sightings.get(place)
         return 0.0 if seen is None else self._clock.mono() - seen.since
 
-    def find_lapse(self, place: str, page: Page) -> Seconds | None:
+    def find_lapse(self, place: str, page: QueuePage) -> Seconds | None:
         """Return the seconds until a claim of a page lapses; None if it has none."""
         return find_lapse(self._sightings.get(place), page, self._clock.mono())
 
@@ -213,7 +213,7 @@ class PageReader:
             return None
         return self._keep(place, record, page)
 
-    def _keep(self, place: str, record: Record, page: Page) -> OpenPage:
+    def _keep(self, place: str, record: Record, page: QueuePage) -> OpenPage:
         now = self._clock.mono()
         opened = self._open[place] = OpenPage(record, page, now)
         self._open.move_to_end(place)

@@ -21,18 +21,18 @@ from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
     PAGE_FORMAT,
-    Page,
     PageMessage,
+    QueuePage,
     name_page,
 )
 from jobsync.queue.pages.page_reader import OpenPage, PageReader
 from jobsync.queue.pages.watch import has_lapsed, look
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
 
-__all__ = ["Change", "PageStore"]
+__all__ = ["PageChange", "PageStore"]
 
 T = TypeVar("T")
-Change: TypeAlias = Callable[[Page], tuple[Page, T]]
+PageChange: TypeAlias = Callable[[QueuePage], tuple[QueuePage, T]]
 """Returns the next page and what was done; the same page if nothing is to be done."""
 
 _MAX_CONFLICTS = 20
@@ -44,10 +44,10 @@ _TIME_TO_FINISH: Seconds = 30.0
 have been consumed and dropped, and must not be created again."""
 
 
-class _Pending(Generic[T]):
+class _WaitingChange(Generic[T]):
     """A change that waits for its write."""
 
-    def __init__(self, change: Change[T]) -> None:
+    def __init__(self, change: PageChange[T]) -> None:
         self.change = change
         self.result: T | None = None
         self.error: JobsyncError | None = None
@@ -59,7 +59,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.pending: list[_Pending[Any]] = []
+        self.pending: list[_WaitingChange[Any]] = []
         self.users = 0
 
 
@@ -100,7 +100,7 @@ class PageStore(PageReader):
         dead = f"{DEAD_LANE}/{name_page(self._clock.wall().seconds, nonce)}"
         return changes.Targets(dead, lambda due: f"{LIVE_LANE}/{name_page(due, nonce)}")
 
-    async def create(self, place: str, page: Page) -> bool:
+    async def create(self, place: str, page: QueuePage) -> bool:
         """Create a page under a name of its own; False means that the name is in use.
 
         Raises:
@@ -122,8 +122,8 @@ class PageStore(PageReader):
                     return True
                 raise OutcomeUnknown(self.topic, reason)
 
-    async def apply(self, place: str, change: Change[T]) -> T | None:
-        """Change a page; None means that the page is gone or cannot be used.
+    async def apply(self, place: str, change: PageChange[T]) -> T | None:
+        """PageChange a page; None means that the page is gone or cannot be used.
 
         Raises:
             OutcomeUnknown: it may or may not have been changed; the same change may be repeated.
@@ -131,7 +131,7 @@ class PageStore(PageReader):
         """
         writer = self._writers.setdefault(place, _Writer())
         writer.users += 1
-        pending = _Pending(change)
+        pending = _WaitingChange(change)
         writer.pending.append(pending)
         try:
             async with writer.lock:
@@ -162,7 +162,7 @@ class PageStore(PageReader):
             writer.pending = batch + writer.pending
             raise
 
-    async def _write_until_decided(self, place: str, batch: list[_Pending[Any]]) -> None:
+    async def _write_until_decided(self, place: str, batch: list[_WaitingChange[Any]]) -> None:
         opened = self.find_open(place)
         is_current = False
         for attempt in range(_MAX_CONFLICTS):
@@ -199,8 +199,8 @@ class PageStore(PageReader):
             await self._clock.sleep(self._randomness.uniform(0, longest))
 
     def _apply_all(
-        self, place: str, opened: OpenPage, batch: Iterable[_Pending[Any]]
-    ) -> tuple[Page, list[Any]]:
+        self, place: str, opened: OpenPage, batch: Iterable[_WaitingChange[Any]]
+    ) -> tuple[QueuePage, list[Any]]:
         page = opened.page
         results = []
         for pending in batch:
@@ -219,7 +219,7 @@ class PageStore(PageReader):
     def judge(
         self,
         place: str,
-        page: Page,
+        page: QueuePage,
         dead: Collection[str] = (),
         keep: Collection[str] = (),
         *,
@@ -249,7 +249,7 @@ class PageStore(PageReader):
 
         return is_over
 
-    def _build_put(self, place: str, page: Page, base: Record | None) -> Put:
+    def _build_put(self, place: str, page: QueuePage, base: Record | None) -> Put:
         mark = page.find_mark(self._clock.wall().seconds)
         value = msgspec.to_builtins(page)
         nonce = page.birth if base is None else ""
@@ -302,13 +302,13 @@ class PageStore(PageReader):
             self.forget(place)
 
 
-def _finishing(target: str) -> Change[bool]:
-    def change(page: Page) -> tuple[Page, bool]:
+def _finishing(target: str) -> PageChange[bool]:
+    def change(page: QueuePage) -> tuple[QueuePage, bool]:
         return changes.finish_move(page, target), True
 
     return change
 
 
-def _finish(batch: Iterable[_Pending[Any]], results: Iterable[Any]) -> None:
+def _finish(batch: Iterable[_WaitingChange[Any]], results: Iterable[Any]) -> None:
     for pending, result in zip(batch, results, strict=True):
         pending.result, pending.is_done = result, True

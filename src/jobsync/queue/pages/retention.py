@@ -13,7 +13,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.messages import MessageState
 from jobsync.queue.pages import changes
-from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, Page, PageMark, PageMessage
+from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, PageMark, PageMessage, QueuePage
 from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.stores.contract import BURIAL_AGE, Store
@@ -67,7 +67,7 @@ class Retention:
         def is_old(each: PageMessage) -> bool:
             return each.state == state and each.finished < before
 
-        def change(page: Page) -> tuple[Page, int]:
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
             return changes.purge(page, is_old)
 
         count = 0

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from jobsync.core.clock import Mono, Seconds
-from jobsync.queue.pages.page import Page, PageMessage
+from jobsync.queue.pages.page import PageMessage, QueuePage
 
 __all__ = ["Sighting", "find_lapse", "find_left", "has_lapsed", "look", "look_inside"]
 
@@ -68,7 +68,7 @@ def _restart(seen: Sighting, version: str, now: Mono) -> Sighting:
     return Sighting(version, now, now, again)
 
 
-def look_inside(seen: Sighting, page: Page) -> Sighting:
+def look_inside(seen: Sighting, page: QueuePage) -> Sighting:
     """Return the sighting after its version of the page was read or written."""
     known = {(each.claim, each.renewal): each.since for each in seen.renewals or ()}
     found = {(each.claim, each.renewal) for each in _list_claimed(page)}
@@ -92,10 +92,10 @@ def has_lapsed(seen: Sighting | None, message: PageMessage, now: Mono) -> bool:
     return find_left(seen, message, now) <= 0
 
 
-def find_lapse(seen: Sighting | None, page: Page, now: Mono) -> Seconds | None:
+def find_lapse(seen: Sighting | None, page: QueuePage, now: Mono) -> Seconds | None:
     """Return the seconds until the first claim of a page lapses; None if it has no claims."""
     return min((find_left(seen, each, now) for each in _list_claimed(page)), default=None)
 
 
-def _list_claimed(page: Page) -> Iterable[PageMessage]:
+def _list_claimed(page: QueuePage) -> Iterable[PageMessage]:
     return (each for each in page.messages if each.state == "claimed" and not each.move)

@@ -8,13 +8,13 @@ from jobsync.core.messages import Transition
 from jobsync.queue.backend import NewMessage, Receipt, Settlement
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.changes import Claimant, Targets
-from jobsync.queue.pages.page import Page, PageMark, PageMessage
+from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
 
 NOW = 1_000.0
 TARGETS = Targets("dead/d", lambda due: f"0/{due:.0f}")
 
 
-def push(*ids: str, **options: Any) -> Page:
+def push(*ids: str, **options: Any) -> QueuePage:
     """Return a new page."""
     options = {"max_attempts": 4, **options}
     return changes.new_page(
@@ -22,7 +22,9 @@ def push(*ids: str, **options: Any) -> Page:
     )
 
 
-def claim(page: Page, name: str = "c1", limit: int = 10, **options: Any) -> tuple[Page, list[str]]:
+def claim(
+    page: QueuePage, name: str = "c1", limit: int = 10, **options: Any
+) -> tuple[QueuePage, list[str]]:
     """Claim messages; return the page and their ids."""
     claimant = Claimant(
         id=name, session=f"session of {name}", visibility=30.0, limit=limit, **options
@@ -31,14 +33,16 @@ def claim(page: Page, name: str = "c1", limit: int = 10, **options: Any) -> tupl
     return after, [each.id for each in found]
 
 
-def settle(page: Page, name: str, claim_id: str, move: Transition, **how: Any) -> tuple[Page, bool]:
+def settle(
+    page: QueuePage, name: str, claim_id: str, move: Transition, **how: Any
+) -> tuple[QueuePage, bool]:
     """Settle one claim."""
     settlement = Settlement(receipt=Receipt(name, 1, claim_id), move=move, **how)
     after, (answer,) = changes.settle(page, [(settlement, claim_id)], NOW, TARGETS)
     return after, answer
 
 
-def find(page: Page, name: str) -> PageMessage:
+def find(page: QueuePage, name: str) -> PageMessage:
     """Return a message of a page."""
     return next(each for each in page.messages if each.id == name)
 

@@ -7,10 +7,10 @@ import pytest
 
 from jobsync import Corrupt
 from jobsync.queue.pages.page import (
-    Page,
     PageClaim,
     PageMark,
     PageMessage,
+    QueuePage,
     lane_prefix,
     name_page,
     read_due,
@@ -20,9 +20,9 @@ from jobsync.queue.pages.page import (
 NONCE = "abc-_0123456"
 
 
-def page(*messages: PageMessage, claims: tuple[PageClaim, ...] = ()) -> Page:
+def page(*messages: PageMessage, claims: tuple[PageClaim, ...] = ()) -> QueuePage:
     """Return a page with these messages."""
-    return Page(birth=NONCE, messages=messages, claims=claims)
+    return QueuePage(birth=NONCE, messages=messages, claims=claims)
 
 
 def test_names_sort_by_due_time_and_say_it() -> None:

@@ -3,13 +3,13 @@
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import NewMessage
 from jobsync.queue.pages import changes
-from jobsync.queue.pages.page import Page
+from jobsync.queue.pages.page import QueuePage
 from jobsync.queue.pages.watch import find_lapse, find_left, has_lapsed, look, look_inside
 
 GAP = 15.0
 
 
-def claimed(*claims: str) -> Page:
+def claimed(*claims: str) -> QueuePage:
     """Return a page with a message for each claim."""
     page = changes.new_page(
         "birth", [NewMessage(id=name, value=1, max_attempts=4) for name in claims], 0.0
@@ -20,7 +20,7 @@ def claimed(*claims: str) -> Page:
     return page
 
 
-def renew(page: Page, claim: str) -> Page:
+def renew(page: QueuePage, claim: str) -> QueuePage:
     """Renew the claim of the message of the same name."""
     return changes.extend(page, [(claim, claim)], 30.0, lambda _: 0.0)[0]
 
