@@ -7,7 +7,7 @@ that is being moved may be in two pages for a moment; it is shown once.
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 from jobsync.core.messages import LIVE, MessageState
@@ -23,11 +23,24 @@ from jobsync.queue.pages.page import (
     QueuePage,
     read_page,
 )
-from jobsync.queue.pages.page_reader import PageReader
+from jobsync.queue.pages.page_reader import ListedPage, PageReader
 from jobsync.stores.contract import Record
 
-__all__ = ["build_content", "check_page_cursor", "count_newer", "read_infos", "select_page"]
+__all__ = [
+    "build_content",
+    "check_page_cursor",
+    "count_newer",
+    "find_infos",
+    "read_infos",
+    "select_page",
+]
 
+_NEAR = 60.0
+"""Seconds between the id of a message and the name of its page, if it was never moved."""
+_READ_AT_ONCE = 128
+_is_dated = re.compile(
+    r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+).fullmatch
 _is_live_cursor = re.compile(r"[0-9]{14}[A-Za-z0-9_-]{12} [0-9]{4}").fullmatch
 
 
@@ -39,11 +52,43 @@ async def read_infos(
     Raises:
         Unavailable: the store does not answer.
     """
+    listed = [page for lane in lanes for page in await pages.list_all(lane)]
+    return await _read_listed(pages, queue, now, listed)
+
+
+async def find_infos(
+    pages: PageReader, queue: str, now: float, ids: Collection[str]
+) -> list[MessageInfo]:
+    """Return the messages with these ids, first from the pages of the time in their ids.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    born = [_read_birth(name) for name in ids]
+    times = [time for time in born if time is not None]
+    if times and len(times) == len(born):
+        listed = await pages.list_between(min(times) - _NEAR, max(times) + _NEAR)
+        infos = await _read_listed(pages, queue, now, listed)
+        found = [info for info in infos if info.id in ids]
+        if len(found) == len(set(ids)):
+            return found
+    return [info for info in await read_infos(pages, queue, now) if info.id in ids]
+
+
+def _read_birth(name: str) -> float | None:
+    """Return the time in an id of `Ids.records`; None if it has none."""
+    found = _is_dated(name)
+    return None if found is None else int(found.group(1) + found.group(2), 16) / 1000
+
+
+async def _read_listed(
+    pages: PageReader, queue: str, now: float, listed: Sequence[ListedPage]
+) -> list[MessageInfo]:
     found: dict[str, MessageInfo] = {}
-    for lane in lanes:
-        listed = await pages.list_all(lane)
-        opened = await pages.read({page.place: page.version for page in listed})
-        for listing in listed:
+    for start in range(0, len(listed), _READ_AT_ONCE):
+        part = listed[start : start + _READ_AT_ONCE]
+        opened = await pages.read({page.place: page.version for page in part})
+        for listing in part:
             place = listing.place
             if place in opened:
                 record, page, _ = opened[place]

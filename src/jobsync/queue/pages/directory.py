@@ -8,7 +8,7 @@ from jobsync.components import Components
 from jobsync.core.codec import check_text
 from jobsync.core.messages import LIVE
 from jobsync.queue.backend import MessageInfo, QueueContent, QueuePart
-from jobsync.queue.pages.contents import build_content, read_infos
+from jobsync.queue.pages.contents import build_content, find_infos, read_infos
 from jobsync.queue.pages.control import read_controls
 from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE
 from jobsync.queue.pages.page_reader import PageReader
@@ -46,12 +46,14 @@ class PagesDirectory(QueueDirectory):
     async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
         """Return the messages with these ids."""
         wanted = set(ids)
-        return [
-            info
-            for queue in await read_controls(self._store, self._log)
-            for info in await self._read(queue)
-            if info.id in wanted
-        ]
+        found: list[MessageInfo] = []
+        now = self._components.clock.wall().seconds
+        for queue in await read_controls(self._store, self._log):
+            pages = PageReader(self._store, queue, self._components)
+            found += await find_infos(pages, queue, now, wanted)
+            if len(found) == len(wanted):
+                break
+        return [_hide_cursor(info) for info in found]
 
     async def list(
         self, queue: str, part: QueuePart, *, after: str, limit: int

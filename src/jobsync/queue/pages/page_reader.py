@@ -15,10 +15,12 @@ from jobsync.core.clock import Mono, Seconds
 from jobsync.core.keys import escape
 from jobsync.errors import Corrupt
 from jobsync.queue.pages.page import (
+    LIVE_LANE,
     PAGE_FORMAT,
     PageMark,
     PageMessage,
     QueuePage,
+    name_page,
     read_due,
     read_page,
 )
@@ -120,6 +122,16 @@ class PageReader:
             found, after = await self.list_some(lane, after=after)
             pages += found
             if not after:
+                return pages
+
+    async def list_between(self, first: float, last: float) -> list[ListedPage]:
+        """List the pages whose names have a time of day between two."""
+        pages: list[ListedPage] = []
+        after = f"{LIVE_LANE}/{name_page(first, '')}"
+        while True:
+            found, after = await self.list_some(LIVE_LANE, after=after)
+            pages += [page for page in found if page.due <= last]
+            if not after or len(pages) == 0 or pages[-1].place != found[-1].place:
                 return pages
 
     def _read_head(self, head: Head) -> ListedPage | None:
