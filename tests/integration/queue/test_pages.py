@@ -1,6 +1,7 @@
 """Queues in pages: what is their own, besides what the conformance suite of backends shows."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.settling import SettlingStore
 
 ME, OTHER = "worker-1.a", "worker-2.b"
+_numbers = itertools.count()
 LANE, DEAD = "page/mails/0/", "page/mails/dead/"
 
 
@@ -103,6 +105,8 @@ async def open_counting(location: PagesQueues) -> tuple[Counting, PagesBackend]:
     """Open a backend whose requests are counted."""
     components = location.components()
     counting = Counting(await location.location.open(components))
+    # As in a process of its own, which notifies nobody else.
+    counting.name += f"-{next(_numbers)}"
     backend = PagesBackend(SettlingStore(counting, components), "mails", components)
     location._backends.append(backend)
     return counting, backend
@@ -539,3 +543,50 @@ async def test_a_push_has_at_most_three_megabytes(backend: PagesBackend) -> None
     assert await backend.count() == {}
     await backend.push(large[:12])
     assert await backend.count() == {"ready": 12}
+
+
+async def test_the_bell_tells_other_processes_of_new_messages(
+    location: PagesQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile an idle worker reads the bell, and neither lists nor reads anything else."""
+    for module in ("backend", "bell"):
+        monkeypatch.setattr(f"jobsync.queue.pages.{module}.READ_INTERVAL", 0.001)
+    _, producer = await open_counting(location)
+    counting, worker = await open_counting(location)
+    assert await claim(worker) == []
+    before = counting.requests.copy()
+    for _ in range(5):
+        location.clock.ahead += 20
+        await worker.wait(0.01)
+        assert await claim(worker) == []
+    assert counting.requests - before == Counter(other=(counting.requests - before)["other"])
+    await producer.push(new_messages(1))
+    await worker.wait(60)
+    (message,) = await claim(worker)
+    # A push within two seconds rings no more; whoever heard the bell looks once more.
+    await producer.push(new_messages(2))
+    claimed = await worker.claim(10, session=ME, visibility=30)
+    assert (ids(claimed.messages), claimed.due is not None) in [([], True), (["id-2"], True)]
+    location.clock.ahead += 3
+    found = claimed.messages or await claim(worker)
+    assert ids(found) == ["id-2"]
+    assert await settle_all(worker, [message, *found]) == [True, True]
+
+
+async def test_a_lost_ring_delays_a_message_and_no_more(location: PagesQueues) -> None:
+    """Pages are listed every five minutes, whatever the bell says."""
+    _, worker = await open_counting(location)
+    assert await claim(worker) == []
+    await (await location.open("mails")).push(new_messages(1))
+    location.clock.ahead += 4
+    assert await claim(worker) == []
+    location.clock.ahead += 300
+    assert ids(await claim(worker)) == ["id-1"]
+
+
+async def test_a_broken_bell_stops_nobody(location: PagesQueues) -> None:
+    """It is only a hint."""
+    await spoil(location, "bell/", "queues", ["not", "numbers"])
+    _, producer = await open_counting(location)
+    await producer.push(new_messages(1))
+    assert ids(await claim(producer)) == ["id-1"]
