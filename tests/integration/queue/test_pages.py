@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from queue_locations import PagesQueues
 from store_locations import MemoryLocation
 from waiting import until
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Store, Unavailable
+from jobsync.core.clock import SystemClock
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.pages.backend import PagesBackend
@@ -22,6 +24,8 @@ from jobsync.stores.settling import SettlingStore
 
 ME, OTHER = "worker-1.a", "worker-2.b"
 _numbers = itertools.count()
+_written: dict[str, float] = {}
+"""When each key was written last, by the clock of the server."""
 LANE, DEAD = "page/mails/0/", "page/mails/dead/"
 
 
@@ -77,6 +81,7 @@ class Counting(StoreDecorator):
         self.requests: Counter[str] = Counter()
         self.crash_at: int | None = None
         """Refuse all requests from this one on."""
+        self.clock = SystemClock()
 
     def _count(self, kind: str, key: str, number: int = 1) -> None:
         self.requests[kind if key.startswith("page/") else "other"] += number
@@ -92,13 +97,15 @@ class Counting(StoreDecorator):
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         self._count("PUT", changes[0].key, len(changes))
         await asyncio.sleep(0)
+        _written.update((change.key, self.clock.wall().seconds) for change in changes)
         return await self.inner.write(changes)
 
     async def heads(
         self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
     ) -> list[Head]:
         self._count("LIST", prefix)
-        return await self.inner.heads(prefix, after=after, until=until, limit=limit)
+        heads = await self.inner.heads(prefix, after=after, until=until, limit=limit)
+        return [msgspec.structs.replace(head, written_at=_written.get(head.key)) for head in heads]
 
 
 async def open_counting(location: PagesQueues) -> tuple[Counting, PagesBackend]:
@@ -107,6 +114,7 @@ async def open_counting(location: PagesQueues) -> tuple[Counting, PagesBackend]:
     counting = Counting(await location.location.open(components))
     # As in a process of its own, which notifies nobody else.
     counting.name += f"-{next(_numbers)}"
+    counting.clock = location.clock
     backend = PagesBackend(SettlingStore(counting, components), "mails", components)
     location._backends.append(backend)
     return counting, backend
@@ -272,6 +280,22 @@ async def test_what_is_not_a_page_is_set_aside(
     assert [event["key"] for event in reported] == [f"{LANE}{name}"]
     (left, *_) = [each for each in await read_pages(location) if each.key.endswith(name)]
     assert left.value == value
+
+
+async def test_a_page_that_is_not_json_is_set_aside(location: PagesQueues) -> None:
+    """Somebody cut it off; the others are delivered, and nobody reads it again and again."""
+    await (await location.open("mails")).push(new_messages(1))
+    (page,) = await read_pages(location)
+    location.location.corrupt(page.key, '{"birth": "x", "mess')
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(2, 3))
+    assert ids(await claim(backend)) == ["id-2", "id-3"]
+    before = counting.requests["GET"]
+    for _ in range(5):
+        location.clock.ahead += 11
+        assert await claim(backend) == []
+    assert counting.requests["GET"] == before
+    assert await backend.count() == {"claimed": 2}
 
 
 async def test_pages_of_newer_code_are_left_alone(location: PagesQueues) -> None:
@@ -590,3 +614,52 @@ async def test_a_broken_bell_stops_nobody(location: PagesQueues) -> None:
     _, producer = await open_counting(location)
     await producer.push(new_messages(1))
     assert ids(await claim(producer)) == ["id-1"]
+
+
+async def test_a_claim_that_nobody_renewed_for_an_hour_is_ended_at_first_sight(
+    location: PagesQueues,
+) -> None:
+    """One-shot runs live too short to watch a claim; the age of its page is the server's."""
+    _, first = await open_counting(location)
+    await first.push(new_messages(1))
+    (message,) = await claim(first)
+    location.clock.ahead += 3_500
+    _, second = await open_counting(location)
+    assert (await second.claim(1, session=OTHER, visibility=30)).lapse != 0
+    assert await second.end_claims() == []
+    location.clock.ahead += 200
+    counting, third = await open_counting(location)
+    await counting.write([Put("session/somebody", {})])
+    claimed = await third.claim(1, session=OTHER, visibility=30)
+    assert claimed.lapse == 0
+    assert [each.id for each in await third.end_claims()] == [message.id]
+    assert ids(await claim(third, suspects=True)) == [message.id]
+
+
+async def test_a_long_claim_is_not_ended_after_an_hour(location: PagesQueues) -> None:
+    """It holds for as long as its worker said."""
+    _, first = await open_counting(location)
+    await first.push(new_messages(1))
+    await claim(first, visibility=7_200)
+    location.clock.ahead += 4_000
+    counting, second = await open_counting(location)
+    await counting.write([Put("session/somebody", {})])
+    assert ((await second.claim(1, session=OTHER, visibility=30)).lapse or 1) > 0
+    assert await second.end_claims() == []
+
+
+async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
+    location: PagesQueues,
+) -> None:
+    """What only looks like a done page is read first, reported, and never deleted."""
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(1, 2))
+    await settle_all(backend, await claim(backend))
+    await counting.write([Put(f"{LANE}{NAME}", [1, 2, 3], mark=PageMark.DONE)])
+    location.clock.ahead += 3_700
+    assert await backend.forget("completed", older_than=60) == 0
+    location.clock.ahead += 700
+    await counting.write([Put("session/somebody", {})])
+    assert await backend.forget("completed", older_than=60) == 2
+    (left,) = await read_pages(location)
+    assert left.value == [1, 2, 3]

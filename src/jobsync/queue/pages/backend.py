@@ -240,7 +240,7 @@ class PagesBackend(QueueBackend):
         """End the claims that lapsed while they were watched, and those of dead sessions."""
         try:
             if dead:
-                places = await self._find_claims()
+                places = await self._find_claims(dead)
             else:
                 await self._claimer.refresh()
                 places = self._finder.list_lapsed()
@@ -253,14 +253,18 @@ class PagesBackend(QueueBackend):
             await self._wake()
         return ended
 
-    async def _find_claims(self) -> list[str]:
-        """Return all pages with claims; each that is not in hand is read."""
+    async def _find_claims(self, sessions: Collection[str]) -> list[str]:
+        """Return all pages with claims of these sessions; each that is not in hand is read."""
         listed = await self._pages.list_all(LIVE_LANE)
         unclaimed = {PageMark.DONE, PageMark.KEPT, PageMark.READY}
         opened = await self._pages.read(
             {page.place: page.version for page in listed if page.mark not in unclaimed}
         )
-        return [place for place, each in opened.items() if each.page.claims]
+        return [
+            place
+            for place, (_, page, _) in opened.items()
+            if any(each.session in sessions for each in page.claims)
+        ]
 
     async def _end_claims(
         self, place: str, dead: Collection[str], keep: Collection[str]
@@ -268,7 +272,8 @@ class PagesBackend(QueueBackend):
         targets = self._pages.build_targets()
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
-            is_over = self._pages.judge(place, page, dead, keep, includes_own=True)
+            age = self._finder.find_age(place)
+            is_over = self._pages.judge(place, page, dead, keep, includes_own=True, age=age)
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []

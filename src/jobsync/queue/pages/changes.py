@@ -40,9 +40,9 @@ SHORT_DELAY = 60.0
 
 _MAX_MARKS = 4
 _LONGEST_ERROR = 2000
-_MAX_ERRORS = 256 * 1024
-"""The most characters of all errors in a page. If there are more, each message keeps its last."""
-_SHORT_ERROR = 200
+_MAX_ERRORS = 64 * 1024
+"""The most characters of all errors in a page, each of which may need six bytes. If there are more,
+each message keeps its last error, shortened."""
 
 LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
 """The error stored for a claim that was ended."""
@@ -368,14 +368,14 @@ def _shorten_errors(page: QueuePage) -> QueuePage:
     size = sum(len(failure.error) for each in page.messages for failure in each.errors)
     if size <= _MAX_ERRORS:
         return page
+    most = _MAX_ERRORS // max(1, sum(bool(each.errors) for each in page.messages))
     return replace(
         page,
         messages=tuple(
             replace(
                 each,
                 errors=tuple(
-                    replace(failure, error=failure.error[:_SHORT_ERROR])
-                    for failure in each.errors[-1:]
+                    replace(failure, error=failure.error[:most]) for failure in each.errors[-1:]
                 ),
             )
             for each in page.messages

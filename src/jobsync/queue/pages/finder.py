@@ -25,6 +25,7 @@ from jobsync.queue.pages.changes import Claimant, Outlook, find_outlook
 from jobsync.queue.pages.page import LIVE_LANE, PageMark
 from jobsync.queue.pages.page_reader import ListedPage, OpenPage
 from jobsync.queue.pages.page_store import PageStore
+from jobsync.stores.contract import BURIAL_AGE
 
 __all__ = ["PageChoice", "PageFinder"]
 
@@ -89,6 +90,7 @@ class PageFinder:
         self._again: Mono | None = None
         """When to list once more after a ring."""
         self._has_found = True
+        self._old: dict[str, Seconds] = {}
         self._clock = components.clock
         self._known: dict[str, _Known] = {}
         self._order: list[str] = []
@@ -181,6 +183,7 @@ class PageFinder:
             self._pages.forget(place)
         self._known = {**fresh, **beyond, **recent}
         self._order = sorted(self._known)
+        self._old = await self._find_old(listed)
         self._has_found = any(
             _may_have(page.mark, suspects=suspects) for page in listed for suspects in (False, True)
         )
@@ -193,13 +196,31 @@ class PageFinder:
                 return
             self._frontier = page.place
 
+    async def _find_old(self, listed: Iterable[ListedPage]) -> dict[str, Seconds]:
+        """Return the pages with claims that nobody renewed for an hour, with their age."""
+        before = self._clock.wall().seconds - BURIAL_AGE
+        # This machine's clock is only a hint to ask for the server's.
+        suspicious = [
+            page
+            for page in listed
+            if page.mark in _WATCHED and page.written_at is not None and page.written_at < before
+        ]
+        if not suspicious:
+            return {}
+        ages = await self._pages.find_ages(suspicious)
+        return {place: age for place, age in ages.items() if age > BURIAL_AGE}
+
+    def find_age(self, place: str) -> Seconds:
+        """Return for how long a page has not changed, if that is known to be over an hour."""
+        return self._old.get(place, 0.0)
+
     async def _read_unclear(self) -> None:
         now, still_time = self._clock.wall().seconds, self._pages.visibility / 3
         unclear: dict[str, str | None] = {}
         for place, (listed, _) in self._known.items():
             if self._find_open(place) or self._pages.is_unusable(place, listed.version):
                 continue
-            is_still = self._pages.find_still(place) >= still_time
+            is_still = place in self._old or self._pages.find_still(place) >= still_time
             is_waiting = listed.mark is PageMark.WAITING and listed.due <= now
             if is_waiting or listed.mark in _READABLE or (listed.mark in _HELD and is_still):
                 unclear[place] = listed.version
@@ -233,7 +254,8 @@ class PageFinder:
             is_contended: whether others have just taken what was chosen before.
         """
         since = self._clock.mono() + -_PEER_TIME
-        peers = (peer for peer, seen in self._pages.peers.items() if seen >= since)
+        peers = {peer: seen for peer, seen in self._pages.peers.items() if seen >= since}
+        self._pages.peers = peers
         workers = sorted({wanted.session, *peers})
         mine: dict[str, str | None] = {}
         others: dict[str, str | None] = {}
@@ -312,7 +334,7 @@ class PageFinder:
         for place, (listed, _) in self._known.items():
             opened = self._find_open(place)
             if opened is not None:
-                lapse = self._pages.find_lapse(place, opened.page)
+                lapse = self._find_lapse(place, opened)
                 if lapse is not None:
                     is_local = all(
                         each.session in self._pages.sessions for each in opened.page.claims
@@ -328,10 +350,17 @@ class PageFinder:
         for place in self._known:
             opened = self._find_open(place)
             if opened is not None:
-                lapse = self._pages.find_lapse(place, opened.page)
+                lapse = self._find_lapse(place, opened)
                 if lapse is not None and lapse <= 0:
                     found.append(place)
         return found
+
+    def _find_lapse(self, place: str, opened: OpenPage) -> Seconds | None:
+        lapse = self._pages.find_lapse(place, opened.page)
+        if lapse is None or place not in self._old:
+            return lapse
+        longest = max(each.hold for each in opened.page.messages)
+        return min(lapse, max(0.0, max(BURIAL_AGE, longest) - self._old[place]))
 
 
 def _may_have(mark: PageMark, *, suspects: bool) -> bool:

@@ -83,6 +83,22 @@ class PageReader:
         self._unusable: dict[str, str] = {}
         """The versions of pages that cannot be used, by place."""
 
+    async def find_ages(self, pages: Collection[ListedPage]) -> dict[str, Seconds]:
+        """Return for how long pages have not changed at least, by the clock of the server.
+
+        The latest time that the server has given is its own, as of a few seconds ago: sessions are
+        written often.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        sessions = await self._store.heads("session/")
+        times = [head.written_at for head in sessions] + [page.written_at for page in pages]
+        latest = max((time for time in times if time is not None), default=0.0)
+        return {
+            page.place: latest - page.written_at for page in pages if page.written_at is not None
+        }
+
     def count_newer(self) -> dict[int, int]:
         """Count the messages in pages of newer code that were met, by format."""
         counts: dict[int, int] = {}
@@ -191,7 +207,9 @@ class PageReader:
             part = missing[start : start + _READ_AT_ONCE]
             records = await self._read_records(part)
             for place in part:
-                opened = self._admit(place, records.get(f"{self._prefix}{place}"))
+                key = f"{self._prefix}{place}"
+                # One that cannot be decoded is not among them, and has been reported.
+                opened = self._admit(place, records[key]) if key in records else None
                 if opened is not None:
                     found[place] = opened
         return found

@@ -27,7 +27,15 @@ from jobsync.queue.pages.page import (
 )
 from jobsync.queue.pages.page_reader import OpenPage, PageReader
 from jobsync.queue.pages.watch import has_lapsed, look
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Conflicted,
+    Put,
+    Record,
+    Store,
+    Unknown,
+)
 
 __all__ = ["PageChange", "PageStore"]
 
@@ -173,7 +181,7 @@ class PageStore(PageReader):
             if opened is None:
                 _finish(batch, [None] * len(batch))
                 return
-            page, results = self._apply_all(place, opened, batch)
+            page, results, ended = self._apply_all(place, opened, batch)
             if page is opened.page:
                 if is_current:
                     _finish(batch, results)
@@ -185,6 +193,7 @@ class PageStore(PageReader):
             match outcome:
                 case Applied(record):
                     self._keep(place, record, page)
+                    self.ended += ended
                     _finish(batch, results)
                     return
                 case Conflicted():
@@ -200,21 +209,18 @@ class PageStore(PageReader):
 
     def _apply_all(
         self, place: str, opened: OpenPage, batch: Iterable[_WaitingChange[Any]]
-    ) -> tuple[QueuePage, list[Any]]:
+    ) -> tuple[QueuePage, list[Any], list[EndedClaim]]:
+        """Return the page after all changes, their results, and the claims that lapsed besides."""
         page = opened.page
         results = []
-        for pending in batch:
-            page, result = pending.change(page)
+        for waiting in batch:
+            page, result = waiting.change(page)
             results.append(result)
-        if page is not opened.page:
-            page, ended = changes.end_claims(
-                page,
-                self.judge(place, page),
-                self._clock.wall().seconds,
-                self.build_targets(),
-            )
-            self.ended += ended
-        return page, results
+        if page is opened.page:
+            return page, results, []
+        now, targets = self._clock.wall().seconds, self.build_targets()
+        page, ended = changes.end_claims(page, self.judge(place, page), now, targets)
+        return page, results, ended
 
     def judge(
         self,
@@ -224,6 +230,7 @@ class PageStore(PageReader):
         keep: Collection[str] = (),
         *,
         includes_own: bool = False,
+        age: Seconds = 0.0,
     ) -> Callable[[PageMessage], bool]:
         """Return whether the claim of a message is over: it lapsed, or its session is dead.
 
@@ -233,6 +240,8 @@ class PageStore(PageReader):
             dead: sessions that are dead.
             keep: messages whose claims are not over.
             includes_own: whether the claims of this process may be over, too.
+            age: for how long the page has not changed, by the server's clock. Claims that nobody
+                renewed for an hour are over, even if nobody has watched them for so long.
         """
         now = self._clock.mono()
         opened, seen = self._open.get(place), self._sightings.get(place)
@@ -245,7 +254,8 @@ class PageStore(PageReader):
             session = sessions.get(message.claim, "")
             if message.id in keep or (session in self.sessions and not includes_own):
                 return False
-            return session in dead or has_lapsed(seen, message, now)
+            is_old = age > max(BURIAL_AGE, message.hold)
+            return session in dead or is_old or has_lapsed(seen, message, now)
 
         return is_over
 

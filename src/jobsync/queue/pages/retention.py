@@ -43,8 +43,7 @@ class Retention:
     async def forget(self, state: MessageState, age: Seconds, limit: int) -> int:
         """Remove messages in a state that were finished so long ago; return how many.
 
-        Completed messages go with their pages. Where reading these would cost a request each, the
-        number is that of the pages.
+        Completed messages go with their pages.
 
         Raises:
             OutcomeUnknown, Unavailable: the store does not answer; calling again is safe.
@@ -78,7 +77,7 @@ class Retention:
         return count
 
     async def _drop_done(self, lane: str, age: Seconds, limit: int) -> int:
-        """Drop pages that are done; return how many messages, or pages, they were."""
+        """Drop pages that are done; return how many completed messages they had."""
         listed = await self._pages.list_all(lane)
         other = await self._pages.list_all(DEAD_LANE if lane == LIVE_LANE else LIVE_LANE)
         moving = [page.place for page in (*listed, *other) if page.mark is PageMark.MOVING]
@@ -87,40 +86,25 @@ class Retention:
                 await self._pages.finish_moves(place)
             return 0
         done = [page for page in listed if page.mark is PageMark.DONE]
-        oldest = max(age, BURIAL_AGE)
-        return await (
-            self._drop_by_listing(done, oldest, limit)
-            if self._store.is_billed
-            else self._drop_by_content(done, oldest, limit)
-        )
+        return await self._drop_old(done, max(age, BURIAL_AGE), limit)
 
-    async def _drop_by_listing(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
-        # Sessions write often, so that this is the server's time as of a few seconds ago.
-        sessions = await self._store.heads("session/")
-        times = [head.written_at for head in sessions if head.written_at is not None]
-        times += [page.written_at for page in done if page.written_at is not None]
-        latest = max(times, default=0.0)
-        old = [
-            page.place
-            for page in done
-            if page.written_at is not None and latest - page.written_at > age
-        ][:limit]
-        if old:
-            await self._pages.drop(old)
-        return len(old)
-
-    async def _drop_by_content(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
+    async def _drop_old(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
+        """Drop pages that are old enough; return how many completed messages they had."""
+        if self._store.is_billed:
+            ages = await self._pages.find_ages(done)
+            done = [page for page in done if ages.get(page.place, 0.0) > age]
         before = self._clock.wall().seconds - age
-        opened = await self._pages.read({page.place: page.version for page in done})
         count = 0
         old = []
-        for listed in done:
-            messages = opened[listed.place].page.messages if listed.place in opened else ()
-            last = max((each.finished for each in messages), default=listed.due)
-            if max(last, listed.due) < before and count < limit:
-                old.append(listed.place)
-                count += sum(each.state == "completed" for each in messages)
-            self._pages.forget(listed.place)
+        # Read first: nothing is deleted that is not understood, whatever its mark seems to be.
+        opened = await self._pages.read({page.place: page.version for page in done[:limit]})
+        for place, (_, page, _) in opened.items():
+            last = max((each.finished for each in page.messages), default=0.0)
+            is_old = self._store.is_billed or last < before
+            if is_old and page.find_mark(before) is PageMark.DONE:
+                old.append(place)
+                count += sum(each.state == "completed" for each in page.messages)
+            self._pages.forget(place)
         if old:
             await self._pages.drop(old)
         return count

@@ -194,7 +194,7 @@ def test_errors_do_not_outgrow_the_page() -> None:
         for name in found:
             page, _ = settle(page, name, f"c{attempt}", "retry", error="x" * 5000)
     size = sum(len(failure.error) for each in page.messages for failure in each.errors)
-    assert size <= 256 * 1024
+    assert size <= 64 * 1024
     assert all(each.errors for each in page.messages)
     assert all(each.value for each in page.messages)
 
