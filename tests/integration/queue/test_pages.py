@@ -361,6 +361,23 @@ async def test_a_move_survives_a_crash_at_every_write(
     assert await backend.count() == {"completed": 2}
 
 
+async def test_a_move_is_not_continued_long_after_it_was_read(location: PagesQueues) -> None:
+    """The target may have been consumed and dropped since: whoever goes on reads again first."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1))
+    counting.crash_at = counting.requests["PUT"] + 2
+    assert await settle_all(dying, await claim(dying), "bury") == [True]
+    counting.crash_at = None
+    (page,) = await read_pages(location)
+    place = page.key.removeprefix("page/mails/")
+    before = counting.requests["PUT"]
+    location.clock.ahead += 3_600
+    assert await dying._pages.finish_moves(place) == []
+    assert counting.requests["PUT"] == before
+    assert await dying._pages.finish_moves(place) != []
+    assert await dying.count() == {"dead": 1}
+
+
 @pytest.mark.parametrize("writes", range(4))
 async def test_a_redrive_survives_a_crash_at_every_write(
     location: PagesQueues, writes: int

@@ -152,6 +152,10 @@ def test_one_change_has_one_target_for_each_lane() -> None:
     page, answers = changes.settle(page, batch, NOW, TARGETS)
     assert answers == [True] * 4
     assert page.targets == ["0/1200", "dead/d"]
+    half = changes.finish_move(page, "dead/d")
+    assert half.targets == ["0/1200"]
+    assert [each.state for each in half.messages] == ["waiting", "waiting", "moved", "moved"]
+    assert half.messages[0].value == {"n": "a"}
 
 
 def test_a_lapse_spares_or_spends_an_attempt() -> None:
