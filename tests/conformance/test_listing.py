@@ -164,6 +164,24 @@ async def test_a_listing_tells_the_time_of_the_last_write_where_the_server_does(
     assert created.written_at < replaced.written_at <= time.time()
 
 
+async def test_a_listing_shows_marks_where_reading_costs_a_request(store: Store) -> None:
+    """The mark of the last write, whatever the size of the record; a database need not say."""
+    texts = ["", "x" * 255, "y" * 1000, *("z" * length for length in range(300, 316))]
+    keys = [f"marked/{n:02}" for n in range(len(texts))]
+    marks = [1 + n % 15 for n in range(len(texts))]
+    fitted = zip(keys, texts, marks, strict=True)
+    outcomes = await store.write([Put(key, text, mark=mark) for key, text, mark in fitted])
+    heads = await store.heads("marked/")
+    assert [head.mark for head in heads] in (marks, [None] * len(keys))
+    assert [record.value for record in await store.scan("marked/")] == texts
+    (first, *_) = outcomes
+    assert isinstance(first, Applied)
+    await store.write([Put(keys[0], "longer", first.record, mark=15)])
+    (head, *_) = await store.heads("marked/")
+    assert head.mark in {15, None}
+    assert store.is_billed is False or head.mark == 15
+
+
 async def test_fewer_than_asked_means_the_end(store: Store) -> None:
     """A filtered page is full unless nothing more matches."""
     await store.write([Put(f"n/{i:03d}", {"i": i}) for i in range(50)])

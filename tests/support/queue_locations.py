@@ -1,18 +1,25 @@
 """Databases on which the conformance suite of queue backends runs."""
 
+import asyncio
 import itertools
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from store_locations import PostgresLocation
+import msgspec
+from store_locations import PostgresLocation, StoreLocation
 
 from jobsync import Components, OutcomeUnknown, Store
+from jobsync.core.clock import Mono, SystemClock, Wall
 from jobsync.queue.backend import QueueBackend
+from jobsync.queue.pages.backend import PagesBackend
+from jobsync.queue.pages.directory import PagesDirectory
 from jobsync.queue.sql import QueueDirectory, open_backend, open_directory
+from jobsync.stores.contract import Change, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import (
     Parameters,
     PostgresAccess,
@@ -21,7 +28,7 @@ from jobsync.stores.sql import (
 )
 from jobsync.stores.sqlite.store import SqliteStore
 
-__all__ = ["Faults", "PostgresQueues", "QueueLocation", "SqliteQueues"]
+__all__ = ["Faults", "PagesQueues", "PostgresQueues", "QueueLocation", "SqliteQueues"]
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -255,3 +262,90 @@ class PostgresQueues:
     def execute(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement behind the library's back; `{}` is the schema."""
         return self._location.execute(statement, **parameters)
+
+
+class _MovableClock(SystemClock):
+    """The machine's clock, which a test can advance. Long sleeps advance it, too."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def wall(self) -> Wall:
+        return super().wall() + self.ahead
+
+    def mono(self) -> Mono:
+        return super().mono() + self.ahead
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds > 1:
+            self.ahead += seconds
+            seconds = 0
+        await asyncio.sleep(seconds)
+
+
+class _FaultyWrites(StoreDecorator):
+    """A store that loses requests to write, or the replies."""
+
+    def __init__(self, inner: Store, faults: Faults) -> None:
+        super().__init__(inner)
+        self._faults = faults
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        async def work() -> list[Outcome]:
+            return await self.inner.write(changes)
+
+        try:
+            return await self._faults.apply(work, "a page")
+        except OutcomeUnknown as error:
+            return [Unknown(error.detail) for _ in changes]
+
+
+class PagesQueues:
+    """Queues in pages, in memory or in a bucket."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self.faults = Faults()
+        self.location = location
+        self.clock = _MovableClock()
+        self._stores: list[Store] = []
+        self._backends: list[PagesBackend] = []
+
+    def components(self, components: Components | None = None) -> Components:
+        """Return components with the clock of this location."""
+        return msgspec.structs.replace(components or Components.system(), clock=self.clock)
+
+    async def open(self, queue: str, components: Components | None = None) -> PagesBackend:
+        """Open another backend of a queue."""
+        components = self.components(components)
+        store = await self.location.open(components)
+        self._stores.append(store)
+        bare = store.inner if isinstance(store, SettlingStore) else store
+        settling = SettlingStore(_FaultyWrites(bare, self.faults), components)
+        backend = PagesBackend(settling, queue, components)
+        self._backends.append(backend)
+        return backend
+
+    def open_directory(self) -> QueueDirectory:
+        """Open the directory of all queues."""
+        return PagesDirectory(self._stores[0], self.components())
+
+    async def close(self) -> None:
+        """Close all backends."""
+        for store in self._stores:
+            await store.close()
+
+    def advance(self, seconds: float) -> None:
+        """Advance the time, as if all backends had looked at all pages meanwhile."""
+        self.clock.ahead += seconds
+        for backend in self._backends:
+            sightings = backend._pages._sightings
+            for place, seen in sightings.items():
+                sightings[place] = msgspec.structs.replace(seen, looked=self.clock.mono())
+
+    def damage(self, id: str, text: str) -> None:
+        """Fail: a page cannot be damaged in one message alone."""
+        raise NotImplementedError(id, text)
+
+    def overwrite(self, table: str, id: str, **columns: Any) -> None:
+        """Fail: there are no columns."""
+        raise NotImplementedError(table, id, columns)

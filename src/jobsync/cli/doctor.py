@@ -67,7 +67,7 @@ async def _examine(url: StoreUrl) -> list[Finding]:
         return [opened, _failure("the store can be written", error)]
     finally:
         await store.close()
-    return [opened, *findings, *_describe_traits(store.traits)]
+    return [opened, *findings, *_describe_traits(store.traits), _describe_queues(store)]
 
 
 def _compare_verdict(replaced: ProbeVerdict | None, store: Store) -> list[Finding]:
@@ -94,6 +94,16 @@ def _describe_traits(traits: Mapping[str, Json]) -> list[Finding]:
         )
         found.append(Finding("burial", ok=True, detail=detail))
     return found
+
+
+def _describe_queues(store: Store) -> Finding:
+    """Return how queues are stored there: every store that passes the checks has them."""
+    from jobsync.stores.probe import Finding
+
+    way = (
+        "yes" if store.sql is not None else "yes, in pages: what they cost is in the documentation"
+    )
+    return Finding("queues", ok=True, detail=way)
 
 
 def _failure(check: str, error: JobsyncError) -> Finding:

@@ -23,7 +23,7 @@ A claim ends when it is settled, when it was not extended within its visibility 
 store's clock), or when its session is dead. `end_claims` ends the last two kinds, and anyone may
 call it. Until then the claim stands, even if it is late.
 
-A backend is one module that inherits `QueueBackend` and passes the conformance suite.
+A backend inherits `QueueBackend` and passes the conformance suite.
 """
 
 from abc import ABC, abstractmethod
@@ -282,9 +282,13 @@ class QueueBackend(ABC):
 
     Attributes:
         queue: its name.
+        max_push: the most messages in one push.
+        is_billed: whether each request costs money.
     """
 
     queue: str
+    max_push: int = 10_000
+    is_billed: bool = False
 
     @abstractmethod
     async def push(self, new_messages: Sequence[NewMessage]) -> None:
@@ -317,17 +321,19 @@ class QueueBackend(ABC):
         visibility: float,
         suspects: bool = False,
         tasks: Collection[str] | None = None,
+        at_most: int | None = None,
     ) -> ClaimResult:
         """Claim due messages: first those that waited, then the others in order.
 
         A claim of large messages may have fewer of them than there are.
 
         Args:
-            limit: the largest number of messages.
+            limit: how many messages are wanted, and the most that are claimed.
             session: the session to claim for; its death ends the claims.
             visibility: seconds until the claims lapse unless extended.
             suspects: claim only suspects; otherwise only messages that are not suspects.
             tasks: claim only messages of these tasks; None for all.
+            at_most: the most that are claimed where more than `limit` cost nothing.
 
         Raises:
             Unavailable: nothing is in flight. A claim that happened anyway lapses by itself.
@@ -379,8 +385,7 @@ class QueueBackend(ABC):
         """Return messages in a state, the oldest first; fewer than `limit` means the end.
 
         Raises:
-            Invalid: an argument is wrong.
-            Unavailable: the store does not answer.
+            Invalid, Unavailable: an argument is wrong, or the store does not answer.
         """
 
     @abstractmethod
@@ -389,11 +394,7 @@ class QueueBackend(ABC):
 
     @abstractmethod
     async def find_newer(self) -> Mapping[int, int]:
-        """Count the unfinished messages of newer code, by their format.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
+        """Count the unfinished messages of newer code, by their format."""
 
     @abstractmethod
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:

@@ -2,12 +2,17 @@
 
 A settlement is sent until the store answers. Only the store knows whether the claim still stood;
 giving up earlier would be a guess.
+
+Where requests are billed, the settlements of a claim are gathered until none of its messages is in
+flight any more, for a few seconds at most: they are in one page, and cost one request together.
+Nothing is gathered while somebody waits for the answer, or when the worker stops.
 """
 
 import asyncio
 from typing import TypeAlias
 
 from jobsync.components import Components
+from jobsync.core.clock import Mono, Seconds
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import QueueBackend, Settlement
@@ -32,12 +37,24 @@ class Completer:
         backend: where they are sent.
         components: the clock and the randomness of pauses.
         listener: the worker.
+        gather: seconds for which the settlements of a claim are gathered at most.
     """
 
     def __init__(
-        self, backend: QueueBackend, components: Components, listener: WorkerListener
+        self,
+        backend: QueueBackend,
+        components: Components,
+        listener: WorkerListener,
+        *,
+        gather: Seconds = 0.0,
     ) -> None:
         self._backend = backend
+        self._gather = gather
+        self._is_urgent = False
+        """Whether nothing is gathered any more."""
+        self._send_by: dict[str, Mono] = {}
+        """When the settlements of each claim are sent, if they are gathered."""
+        self._submitted = asyncio.Event()
         self._clock = components.clock
         self._randomness = components.randomness
         self._listener = listener
@@ -52,12 +69,19 @@ class Completer:
             self._is_empty.clear()
             self._has_pending.set()
         self._pending.append((settlement, delivery))
+        if self._gather:
+            is_awaited = delivery is None or delivery.answer is not None
+            now = self._clock.mono()
+            latest = now if is_awaited else now + self._gather
+            claim = settlement.receipt.claim
+            self._send_by[claim] = min(self._send_by.get(claim, latest), latest)
+            self._submitted.set()
 
     async def run(self) -> None:
         """Send settlements until cancelled."""
         while True:
             await self._has_pending.wait()
-            await self._collect()
+            await (self._gather_claims() if self._gather else self._collect())
             self._has_pending.clear()
             await self._send_batch()
             if self._pending:
@@ -66,7 +90,9 @@ class Completer:
                 self._is_empty.set()
 
     async def flush(self) -> None:
-        """Wait until every settlement is answered."""
+        """Wait until every settlement is answered. From now on nothing is gathered."""
+        self._is_urgent = True
+        self._submitted.set()
         await self._is_empty.wait()
 
     async def _send_batch(self) -> None:
@@ -78,12 +104,41 @@ class Completer:
     def _take_batch(self) -> list[_Pending]:
         """Take one settlement per message: a message may have been claimed again since."""
         batch: dict[str, _Pending] = {}
+        due = self._find_due() if self._gather else None
         self._pending = [
             pending
             for pending in self._pending
-            if batch.setdefault(pending[0].receipt.id, pending) is not pending
+            if (due is not None and pending[0].receipt.claim not in due)
+            or batch.setdefault(pending[0].receipt.id, pending) is not pending
         ]
+        for claim in due or ():
+            self._send_by.pop(claim, None)
+        if due:
+            left = (settlement.receipt.claim for settlement, _ in self._pending)
+            now = self._clock.mono()
+            self._send_by |= {claim: now for claim in left if claim not in self._send_by}
         return list(batch.values())
+
+    def _find_due(self) -> set[str]:
+        """Return the claims whose settlements are sent now."""
+        now = self._clock.mono()
+        open_claims = self._listener.list_open_claims()
+        return {
+            claim
+            for claim, latest in self._send_by.items()
+            if self._is_urgent or latest <= now or claim not in open_claims
+        }
+
+    async def _gather_claims(self) -> None:
+        """Wait until the settlements of a claim are to be sent."""
+        while not self._find_due():
+            self._submitted.clear()
+            left = min(self._send_by.values()) - self._clock.mono()
+            try:
+                async with asyncio.timeout(max(left, _COLLECT)):
+                    await self._submitted.wait()
+            except TimeoutError:
+                pass
 
     async def _collect(self) -> None:
         for _ in range(_MAX_WAITS):

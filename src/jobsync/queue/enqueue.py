@@ -19,7 +19,6 @@ from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.sql import open_backend
-from jobsync.queue.sql.common import MAX_BATCH
 from jobsync.settings import Sources, resolve
 
 __all__ = ["build_messages", "enqueue_messages"]
@@ -59,7 +58,8 @@ async def enqueue_messages(
 ) -> list[str]:
     """Push messages to a queue that this process need not have; return their ids.
 
-    Up to 10,000 messages are pushed all or none; more are pushed in parts of that size.
+    Up to 10,000 messages are pushed all or none, and up to 1,000 where the store has no SQL; more
+    are pushed in parts of that size.
 
     Args:
         database: the queue's database, connected.
@@ -89,7 +89,7 @@ async def enqueue_messages(
         max_attempts=max_attempts,
     )
     backend = open_backend(database.store, name_queue(namespace, name), components)
-    for start in range(0, len(new_messages), MAX_BATCH):
+    for start in range(0, len(new_messages), backend.max_push):
         await _push_part(backend, new_messages, start)
     return [message.id for message in new_messages]
 
@@ -104,8 +104,9 @@ def _parse_name(text: str) -> tuple[str, str]:
 
 
 async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], start: int) -> None:
+    size = backend.max_push
     try:
-        await backend.push(new_messages[start : start + MAX_BATCH])
+        await backend.push(new_messages[start : start + size])
     except (OutcomeUnknown, Unavailable) as error:
         if not start:
             raise
@@ -114,8 +115,8 @@ async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], 
         raise Incomplete(
             backend.queue,
             written=ids[:start],
-            unknown=ids[start : start + MAX_BATCH] if is_unknown else (),
-            unsent=ids[start + MAX_BATCH if is_unknown else start :],
+            unknown=ids[start : start + size] if is_unknown else (),
+            unsent=ids[start + size if is_unknown else start :],
         ) from error
 
 

@@ -96,6 +96,8 @@ class HandlerSlots:
         self._servers = 0
         """How many tasks handle messages, or are about to."""
         self._prefetch = Prefetch(settings)
+        self._largest_claim = 0
+        """The most messages that a claim may have beyond what is wanted."""
         self._refill_at = 0
         """More is claimed when at most this many messages are ready."""
         self._turn = _TURN / settings.concurrency
@@ -126,9 +128,15 @@ class HandlerSlots:
         # no settlements: the messages in flight are limited.
         share = _EARLY_REFILL if self._prefetch.is_instant else _REFILL
         self._refill_at = int(prefetch * share)
-        if len(self._ready) > self._refill_at or len(self._in_flight) > 2 * most or self.is_stuck:
+        limit = 2 * max(most, self._largest_claim)
+        if len(self._ready) > self._refill_at or len(self._in_flight) > limit or self.is_stuck:
             return 0
         return most - len(self._ready) - len(self.running)
+
+    def find_most(self, most: int) -> int:
+        """Return how many messages may be claimed if they come together, as in a page."""
+        self._largest_claim = self._prefetch.find_most(most)
+        return self._largest_claim
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """Handle messages when there are free slots."""

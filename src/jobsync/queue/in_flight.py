@@ -88,6 +88,10 @@ class WorkerListener(Protocol):
         """Whether more settlements are expected in a moment."""
         ...
 
+    def list_open_claims(self) -> set[str]:
+        """Return the claims with messages whose settlements were not submitted."""
+        ...
+
     def on_lost(self, delivery: Delivery, reason: str) -> None:
         """A claim is lost."""
         ...
@@ -284,6 +288,13 @@ class Prefetch:
             little = min(_MAX_PREFETCH * concurrency, int(rate * _LITTLE_WORK))
             most = max(_PREFETCH * concurrency, little)
         return min(most, int(rate * min(1.0, self._settings.visibility_timeout / 2)))
+
+    def find_most(self, most: int) -> int:
+        """Return how many messages of a page to claim at most: half the visibility timeout."""
+        if not self._average:
+            return 0
+        rate = self._settings.concurrency / self._average
+        return min(most, int(rate * self._settings.visibility_timeout / 2))
 
     def measure(self, seconds: float) -> None:
         """Record how long a handler took."""

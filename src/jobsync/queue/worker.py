@@ -40,6 +40,10 @@ _DISTRUST_WAIT = 0.25
 _MAX_EMPTY_POLLS = 3
 _MAX_CALLBACKS = 1000
 """While this many callbacks run, nothing is claimed."""
+_LARGEST_CLAIM = 100
+"""The most messages of a claim where requests are billed: so many become suspects if it lapses."""
+_GATHER = 2.0
+"""Seconds for which settlements are gathered at most where requests are billed."""
 _DEFAULT_RETRIES = Retries()
 _LISTEN = 3600.0
 
@@ -109,7 +113,8 @@ class Worker:
             reporter,
             self._changed,
         )
-        self._completer = Completer(backend, components, self)
+        gather = min(_GATHER, self._visibility / 6) if backend.is_billed else 0.0
+        self._completer = Completer(backend, components, self, gather=gather)
         self._reaper = Reaper(backend, membership, self._clock, self)
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._called_back: dict[Delivery, None] = {}
@@ -295,8 +300,13 @@ class Worker:
         """Claim messages and start them; end claims of others that have lapsed."""
         sent, session = self._clock.mono(), self._membership.incarnation
         self._unanswered_since = self._unanswered_since or sent
+        may_exceed = self.backend.is_billed and self._quota is None and not suspects
         claimed = await self.backend.claim(
-            limit, session=session, visibility=self._visibility, suspects=suspects
+            limit,
+            session=session,
+            visibility=self._visibility,
+            suspects=suspects,
+            at_most=self._slots.find_most(_LARGEST_CLAIM) if may_exceed else None,
         )
         self._unanswered_since = None
         deliveries = self._accept(claimed.messages, session, sent)
@@ -355,6 +365,14 @@ class Worker:
     def expects_more(self) -> bool:
         """Whether instant handlers are about to end."""
         return self._slots.expects_more
+
+    def list_open_claims(self) -> set[str]:
+        """Return the claims with messages whose settlements were not submitted."""
+        return {
+            delivery.message.receipt.claim
+            for delivery in self._in_flight
+            if not delivery.is_settling
+        }
 
     def on_answer(self, delivery: Delivery | None, *, is_accepted: bool) -> None:
         """Report a settlement that the store has answered; start the user's callback."""

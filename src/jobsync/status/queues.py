@@ -176,7 +176,6 @@ async def read_queues_status(store: Store, components: Components) -> QueuesStat
     """Return the status of all queues of a store, and of their workers.
 
     Raises:
-        Misconfigured: this store does not support queues.
         Unavailable: the store does not answer.
     """
     directory = open_directory(store, components)

@@ -56,7 +56,8 @@ async def find_status(
     it is claimed or pinned.
     """
     message = None
-    if store.sql is not None:
+    # Without SQL, looking for a message reads pages.
+    if store.sql is not None or _is_message_id(name):
         message = await (await read_queues_status(store, components)).message(name)
     if message is not None:
         return message

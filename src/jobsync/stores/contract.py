@@ -35,6 +35,7 @@ from jobsync.stores.sql import SqlAccess
 __all__ = [
     "BURIAL_AGE",
     "LATEST_ARRIVAL",
+    "MAX_MARK",
     "TRAIL_LENGTH",
     "Applied",
     "Change",
@@ -61,6 +62,9 @@ request can be delayed."""
 
 LATEST_ARRIVAL = 900.0
 """Seconds after which no copy of a request arrives any more; docs/guarantees.md states it."""
+
+MAX_MARK = 15
+"""The highest mark of a record."""
 
 
 Where: TypeAlias = Mapping[str, Json] | None
@@ -114,6 +118,9 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     written_at: float | None = None
     """When this version was written, in Unix seconds of the server's clock, perhaps without the
     fraction; None where a listing does not tell."""
+    mark: int | None = None
+    """The mark of the write that made this version; None where a listing does not tell. It means
+    something only under prefixes whose writers all set one."""
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +134,8 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     format: int = 1
     nonce: str = ""
     """Identifies this write; the store generates one if empty, and a resend keeps it."""
+    mark: int = 0
+    """A number up to `MAX_MARK` that listings show where reading a record costs a request."""
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):

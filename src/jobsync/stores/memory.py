@@ -27,6 +27,7 @@ from jobsync.stores.contract import (
     Entry,
     Head,
     Outcome,
+    Put,
     Record,
     Store,
     Where,
@@ -220,7 +221,7 @@ class MemoryStore(Store):
             record.format,
             record.trail,
             self._clock.mono(),
-            Head(record.key, record.version),
+            Head(record.key, record.version, mark=change.mark if isinstance(change, Put) else 0),
         )
         return Applied(record)
 

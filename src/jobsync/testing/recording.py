@@ -90,6 +90,8 @@ class RecordingBackend(QueueBackend):
 
     def __init__(self, node: Node, inner: QueueBackend) -> None:
         self.queue = inner.queue
+        self.max_push = inner.max_push
+        self.is_billed = inner.is_billed
         self._inner = inner
         self._node = node
         self._world = node.world
@@ -114,12 +116,18 @@ class RecordingBackend(QueueBackend):
         visibility: float,
         suspects: bool = False,
         tasks: Collection[str] | None = None,
+        at_most: int | None = None,
     ) -> ClaimResult:
         """Claim due messages."""
         return await self._call(
             "claim",
             lambda: self._inner.claim(
-                limit, session=session, visibility=visibility, suspects=suspects, tasks=tasks
+                limit,
+                session=session,
+                visibility=visibility,
+                suspects=suspects,
+                tasks=tasks,
+                at_most=at_most,
             ),
             lambda claimed: [_describe(each.receipt) for each in claimed.messages],
             limit=limit,

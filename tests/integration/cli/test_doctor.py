@@ -34,6 +34,7 @@ CHECKS = {
     "a listing shows what was written",
     "a deleted name stays deleted",
     "clocks agree",
+    "queues",
 }
 
 

@@ -17,7 +17,7 @@ from jobsync import (
     QueuePlugin,
     Unavailable,
 )
-from jobsync.queue import enqueue
+from jobsync.queue.backend import QueueBackend
 from jobsync.queue.enqueue import enqueue_messages
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.status.queues import QueuesStatus, QueueStatus, read_queues_status
@@ -108,7 +108,7 @@ async def test_more_than_a_batch_is_pushed_in_parts(
 ) -> None:
     """In order; if the store fails in between, the error lists what was pushed."""
     await db.create_resource("emails")
-    monkeypatch.setattr(enqueue, "MAX_BATCH", 2)
+    monkeypatch.setattr(QueueBackend, "max_push", 2)
     ids = await enqueue_messages(db, "emails", [{"n": n} for n in range(5)])
     assert (await look(db)).queue("emails").counts == {"ready": 5}
     push, calls = SqliteBackend.push, list[int]()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import bell_model
+import page_model
 import pytest
 import role_model
 import session_model
@@ -29,12 +31,14 @@ HOLDING = [
         (settling_model.SettlingModel, settling_model.WORLDS),
         (session_model.SessionModel, session_model.WORLDS),
         (role_model.RoleModel, role_model.WORLDS),
+        (page_model.PageModel, page_model.WORLDS),
+        (bell_model.BellModel, bell_model.WORLDS),
     )
     for world, scene in worlds.items()
 ]
 BROKEN = [
     Case(mutation, module.WORLDS[world], f"{mutation.__name__}, {world}")
-    for module in (settling_model, session_model, role_model)
+    for module in (settling_model, session_model, role_model, page_model, bell_model)
     for mutation, world in module.MUTATIONS.items()
 ]
 

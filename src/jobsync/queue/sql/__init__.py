@@ -1,7 +1,8 @@
-"""Queues on SQL databases: open one queue, or read all queues of a store.
+"""Open one queue, or read all queues of a store; and how queues on SQL databases are read.
 
-A message is a row; on PostgreSQL the messages of a claim are one row. The modules `sqlite` and
-`postgres` implement both; their statements are in the `.sql` files beside them.
+On SQL databases a message is a row; on PostgreSQL the messages of a claim are one row. The modules
+`sqlite` and `postgres` implement both; their statements are in the `.sql` files beside them. Stores
+without SQL keep messages in pages, see `jobsync.queue.pages`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from jobsync.core import filters
 from jobsync.core.codec import Json, check_text
 from jobsync.core.keys import escape, unescape
 from jobsync.core.messages import MessageState
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.errors import Invalid
 from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent, QueuePart
 from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
@@ -30,6 +31,7 @@ __all__ = [
     "MessageGroup",
     "MessageRecords",
     "QueueDirectory",
+    "SqlDirectory",
     "open_backend",
     "open_directory",
 ]
@@ -42,11 +44,7 @@ MessageGroup: TypeAlias = tuple[str, MessageState, str, int, float]
 
 
 def open_backend(store: Store, queue: str, components: Components) -> QueueBackend:
-    """Return the backend of a queue in a store.
-
-    Raises:
-        Misconfigured: this store does not support queues.
-    """
+    """Return the backend of a queue in a store."""
     match store.sql:
         case SqliteAccess() as access:
             from jobsync.queue.sql.sqlite import SqliteBackend  # noqa: PLC0415 - imports this module
@@ -57,15 +55,13 @@ def open_backend(store: Store, queue: str, components: Components) -> QueueBacke
 
             return PostgresBackend(access, queue, components)
         case _:
-            raise _build_error(store)
+            from jobsync.queue.pages.backend import PagesBackend  # noqa: PLC0415 - imports this
+
+            return PagesBackend(store, queue, components)
 
 
 def open_directory(store: Store, components: Components) -> "QueueDirectory":
-    """Return the directory of a store's queues.
-
-    Raises:
-        Misconfigured: this store does not support queues.
-    """
+    """Return the directory of a store's queues."""
     match store.sql:
         case SqliteAccess() as access:
             from jobsync.queue.sql.sqlite import (  # noqa: PLC0415 - imports this module
@@ -80,42 +76,33 @@ def open_directory(store: Store, components: Components) -> "QueueDirectory":
 
             return PostgresQueueDirectory(access, components)
         case _:
-            raise _build_error(store)
+            from jobsync.queue.pages.directory import (  # noqa: PLC0415 - imports this module
+                PagesDirectory,
+            )
 
-
-def _build_error(store: Store) -> Misconfigured:
-    fix = "use sqlite:/// or postgresql://"
-    return Misconfigured("url", store.name, "does not support queues yet", fix)
+            return PagesDirectory(store, components)
 
 
 class QueueDirectory(ABC):
-    """All queues of one store, read-only, for callers that do not know the queues' names.
+    """All queues of one store, read-only, for callers that do not know the queues' names."""
 
-    Args:
-        components: where unreadable messages are reported.
-    """
-
-    def __init__(self, components: Components) -> None:
-        self._corruption_log = CorruptionLog(TOPIC, components.events)
-
+    @abstractmethod
     async def read_contents(self) -> Mapping[str, QueueContent]:
         """Return the content of each queue that has messages or is paused, by name.
 
         Raises:
             Unavailable: the store does not answer.
         """
-        return _build_contents(await self._summarize(), await self._list_pauses())
 
+    @abstractmethod
     async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
         """Return the messages with these ids, in any queue; missing ones are left out.
 
         Raises:
             Unavailable: the store does not answer.
         """
-        # No other message has an id; some of these cannot even be sent.
-        printable = [name for name in ids if name.isprintable()]
-        return read_infos(await self._find(printable), self._corruption_log)
 
+    @abstractmethod
     async def list(
         self, queue: str, part: QueuePart, *, after: str, limit: int
     ) -> Sequence[MessageInfo]:
@@ -125,6 +112,32 @@ class QueueDirectory(ABC):
             Invalid: an argument is wrong.
             Unavailable: the store does not answer.
         """
+
+
+class SqlDirectory(QueueDirectory):
+    """All queues of a SQL database.
+
+    Args:
+        components: where unreadable messages are reported.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self._corruption_log = CorruptionLog(TOPIC, components.events)
+
+    async def read_contents(self) -> Mapping[str, QueueContent]:
+        """Return the content of each queue."""
+        return _build_contents(await self._summarize(), await self._list_pauses())
+
+    async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
+        """Return the messages with these ids."""
+        # No other message has an id; some of these cannot even be sent.
+        printable = [name for name in ids if name.isprintable()]
+        return read_infos(await self._find(printable), self._corruption_log)
+
+    async def list(
+        self, queue: str, part: QueuePart, *, after: str, limit: int
+    ) -> Sequence[MessageInfo]:
+        """Return messages of a queue by id."""
         check_text(after, "after")
         check_limit(limit)
         return read_infos(await self._list(queue, part, after, limit), self._corruption_log)

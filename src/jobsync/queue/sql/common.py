@@ -154,8 +154,10 @@ class SqlBackend(QueueBackend):
         visibility: float,
         suspects: bool = False,
         tasks: Collection[str] | None = None,
+        at_most: int | None = None,
     ) -> ClaimResult:
         """Claim messages; bury those that cannot be read."""
+        del at_most
         (claim,) = self._ids.nonces(1)
         wanted = None if tasks is None else frozenset(tasks)
         request = ClaimRequest(limit, claim, session, visibility, suspects, wanted)

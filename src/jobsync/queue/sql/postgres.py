@@ -24,7 +24,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import MessageState, Transition
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.sql import TOPIC, MessageGroup, QueueDirectory
+from jobsync.queue.sql import TOPIC, MessageGroup, SqlDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
@@ -341,7 +341,7 @@ class PostgresBackend(SqlBackend):
             raise Unavailable(self.topic, unknown.detail) from unknown
 
 
-class PostgresQueueDirectory(QueueDirectory):
+class PostgresQueueDirectory(SqlDirectory):
     """All queues in a schema.
 
     Args:

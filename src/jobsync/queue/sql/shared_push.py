@@ -39,11 +39,13 @@ class SharedPush:
     Args:
         topic: what errors name.
         push: sends messages with their payloads, all or none.
+        max_bytes: the most bytes of payloads that are sent together.
     """
 
-    def __init__(self, topic: str, push: Push) -> None:
+    def __init__(self, topic: str, push: Push, *, max_bytes: int = _MAX_BYTES) -> None:
         self._topic = topic
         self._push = push
+        self._max_bytes = max_bytes
         self._waiting: deque[_WaitingPush] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop in which a push is under way; None if none is."""
@@ -98,7 +100,7 @@ class SharedPush:
             if not waiting.done.done():
                 messages += len(waiting.new_messages)
                 size += sum(map(len, waiting.payloads))
-                if group and (messages > _MAX_MESSAGES or size > _MAX_BYTES):
+                if group and (messages > _MAX_MESSAGES or size > self._max_bytes):
                     break
                 group.append(waiting)
             self._waiting.popleft()

@@ -19,7 +19,7 @@ from jobsync.core.clock import Clock
 from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.sql import MessageGroup, QueueDirectory
+from jobsync.queue.sql import MessageGroup, SqlDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
     MAX_BATCH,
@@ -312,7 +312,7 @@ class SqliteBackend(SqlBackend):
         return self._access.clock.boot(), self._access.clock.mono().seconds
 
 
-class SqliteQueueDirectory(QueueDirectory):
+class SqliteQueueDirectory(SqlDirectory):
     """All queues in a file.
 
     Args:

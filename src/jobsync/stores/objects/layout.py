@@ -17,7 +17,8 @@ own text byte for byte. A tombstone is the same without a value::
     ["Zw0p…  k3JQ…  8xT1…",3,0,1]
 
 A tombstone is always shorter than 256 bytes; a live record never is, because it is padded with
-blanks. So a listing, which shows sizes, tells them apart without reading them. A batch is a JSON
+blanks. So a listing, which shows sizes, tells them apart without reading them. It shows a record's
+mark in the same way: the size of a marked object, divided by 16, leaves its mark. A batch is a JSON
 array of the values of its entries.
 """
 
@@ -29,7 +30,7 @@ import msgspec
 from jobsync.core.codec import MAX_INTEGER, decode
 from jobsync.core.keys import MAX_KEY, check_key
 from jobsync.errors import Corrupt, Invalid
-from jobsync.stores.contract import Record
+from jobsync.stores.contract import MAX_MARK, Record
 from jobsync.stores.record_codec import MAX_FORMAT, EncodedEntry, is_trail
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "encode_batch",
     "encode_object",
     "is_segment",
+    "read_mark",
 ]
 
 LIVE_SIZE = 256
@@ -122,8 +124,13 @@ _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def encode_object(record: Record, text: str | None) -> bytes:
+def encode_object(record: Record, text: str | None, mark: int = 0) -> bytes:
     """Return the content of a record's object; without a value's text, that of a tombstone.
+
+    Args:
+        record: the record.
+        text: its value as JSON.
+        mark: what a listing shows of it; 0 for nothing.
 
     Raises:
         Invalid: a number is too large, or the nonce is malformed: its tombstone could be
@@ -135,7 +142,18 @@ def encode_object(record: Record, text: str | None) -> bytes:
     _check_number("epoch", record.epoch, MAX_INTEGER)
     _check_number("format", record.format, MAX_FORMAT)
     head = f'["{record.trail}",{record.seq},{record.epoch},{record.format}'
-    return f"{head}]".encode() if text is None else f"{head},{text}]".encode().ljust(LIVE_SIZE)
+    if text is None:
+        return f"{head}]".encode()
+    content = f"{head},{text}]".encode().ljust(LIVE_SIZE)
+    if mark:
+        _check_number("mark", mark, MAX_MARK)
+        content += b" " * ((mark - len(content)) % (MAX_MARK + 1))
+    return content
+
+
+def read_mark(size: int) -> int:
+    """Return the mark of a record whose object has this size."""
+    return size % (MAX_MARK + 1)
 
 
 def _check_number(field: str, number: int, highest: int) -> None:

@@ -36,6 +36,7 @@ from jobsync.stores.contract import (
     Entry,
     Head,
     Outcome,
+    Put,
     Record,
     Store,
     Unknown,
@@ -61,6 +62,7 @@ from jobsync.stores.objects.layout import (
     encode_batch,
     encode_object,
     is_segment,
+    read_mark,
 )
 from jobsync.stores.record_codec import (
     build_records,
@@ -159,7 +161,8 @@ class ObjectsStore(Store):
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes, each with its own request, all at once."""
         records, texts = build_records(changes, self._ids)
-        contents = [*map(encode_object, records, texts)]
+        marks = [change.mark if isinstance(change, Put) else 0 for change in changes]
+        contents = [*map(encode_object, records, texts, marks)]
         replies = await gather_results([*map(self._send, changes, contents)])
         self._raise_if_all_rejected(replies)
         outcomes = [*map(_outcome, changes, records, replies)]
@@ -192,7 +195,8 @@ class ObjectsStore(Store):
         def pick(item: ListedObject) -> Head | None:
             if not _is_live(item):
                 return None
-            return Head(prefix + item.name, item.etag, item.modified.timestamp())
+            written_at, mark = item.modified.timestamp(), read_mark(item.size)
+            return Head(prefix + item.name, item.etag, written_at, mark)
 
         return await self._list_level(prefix, after, until).take(limit, pick)
 

@@ -1,0 +1,409 @@
+"""The queue backend on stores without SQL: messages in pages.
+
+A push is one request, and concurrent pushes of a process share it. A claim of a whole page is a
+read and a conditional write; so is nothing but a write for a page in hand, and every settlement and
+renewal of a page. See `page` for what is stored, and `watch` for when claims lapse.
+
+What differs from SQL: a push has at most a thousand messages; time is that of the machines, because
+the store has no clock; the order of messages is that of their pages, and of several workers each
+takes pages of its own. Finished messages are remembered for at least an hour.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from jobsync.components import Components
+from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.codec import encode
+from jobsync.core.messages import MessageState
+from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.queue.arguments import (
+    check_finished,
+    check_ids,
+    check_reason,
+    check_state,
+    check_states,
+)
+from jobsync.queue.backend import (
+    MAX_MESSAGE,
+    ClaimResult,
+    EndedClaim,
+    MessageInfo,
+    NewMessage,
+    QueueBackend,
+    Receipt,
+    Settlement,
+)
+from jobsync.queue.pages import changes, contents
+from jobsync.queue.pages.bell import READ_INTERVAL, Bell
+from jobsync.queue.pages.changes import Claimant
+from jobsync.queue.pages.claimer import PageClaimer, gather_all
+from jobsync.queue.pages.control import QueueControl
+from jobsync.queue.pages.finder import PageFinder
+from jobsync.queue.pages.page import (
+    DEAD_LANE,
+    LIVE_LANE,
+    MAX_MESSAGES,
+    MAX_PUSH_BYTES,
+    PageMark,
+    QueuePage,
+    read_due,
+)
+from jobsync.queue.pages.page_store import PageStore
+from jobsync.queue.pages.retention import Retention
+from jobsync.queue.sql.shared_push import SharedPush
+from jobsync.stores.contract import Store
+from jobsync.stores.memory import LocalNotifier
+from jobsync.stores.scan import check_age, check_limit
+
+__all__ = ["PagesBackend"]
+
+
+class PagesBackend(QueueBackend):
+    """The messages of a queue in pages.
+
+    Args:
+        store: where the pages are stored.
+        queue: its name.
+        components: time, randomness and events.
+    """
+
+    max_push = MAX_MESSAGES
+
+    def __init__(self, store: Store, queue: str, components: Components) -> None:
+        self.queue = queue
+        self.is_billed = store.is_billed
+        self.topic = f"queue/{queue}"
+        self._clock = components.clock
+        self._ids = components.ids
+        self._pages = PageStore(store, queue, components)
+        self._finder = PageFinder(self._pages, components, is_billed=store.is_billed)
+        self._bell = Bell.at(store, components) if store.is_billed else None
+        self._number = 0
+        """The number of the last ring that was noticed."""
+        self._control = QueueControl(store, queue, components)
+        self._claimer = PageClaimer(
+            self._pages, self._finder, self._control, components, self._finish_moves
+        )
+        self._retention = Retention(store, self._pages, components)
+        self._shared_push = SharedPush(self.topic, self._push_page, max_bytes=MAX_PUSH_BYTES // 2)
+        self._notifier = LocalNotifier.at(f"{store.name} pages")
+
+    async def push(self, new_messages: Sequence[NewMessage]) -> None:
+        """Add messages, all or none, in one page."""
+        if not new_messages:
+            return
+        payloads = _encode(new_messages)
+        _check_ids([each.id for each in new_messages])
+        if any(each.delay > 0 for each in new_messages):
+            # A page of its own: the others are not named for a later time, or kept with it.
+            await self._push_page(new_messages, payloads)
+        else:
+            await self._shared_push.push(new_messages, payloads)
+
+    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+        """Refuse the push.
+
+        Raises:
+            Invalid: there is no transaction to join.
+        """
+        del new_messages
+        kind = type(connection)
+        raise Invalid(
+            "connection",
+            f"{kind.__module__}.{kind.__qualname__}",
+            "cannot be used: this queue is not in a SQL database",
+            "leave it out, or use sqlite:/// or postgresql://",
+        )
+
+    async def _push_page(self, new_messages: Sequence[NewMessage], _: Sequence[bytes]) -> None:
+        await self._control.register()
+        now = self._clock.wall().seconds
+        (birth,) = self._ids.nonces(1)
+        due = now + min(each.delay for each in new_messages)
+        place = self._pages.name_new(LIVE_LANE, due)
+        page = changes.new_page(birth, new_messages, now)
+        if not await self._pages.create(place, page):
+            # Not even bad luck: the name has 72 random bits.
+            raise Unavailable(self.topic, f"the name {place} is in use")
+        self._finder.add(place)
+        await self._wake()
+
+    async def _wake(self) -> None:
+        """Tell workers, here and elsewhere, that there is something to claim."""
+        self._notifier.wake([self.topic])
+        if self._bell is not None:
+            await self._bell.ring(self.queue)
+
+    async def claim(
+        self,
+        limit: int,
+        *,
+        session: str,
+        visibility: float,
+        suspects: bool = False,
+        tasks: Collection[str] | None = None,
+        at_most: int | None = None,
+    ) -> ClaimResult:
+        """Claim messages: whole pages where it can be."""
+        self._pages.visibility = visibility
+        self._pages.sessions.add(session)
+        wanted = Claimant(
+            id="",
+            session=session,
+            visibility=visibility,
+            limit=limit,
+            suspects=suspects,
+            tasks=None if tasks is None else frozenset(tasks),
+        )
+        return await self._claimer.claim(wanted, at_most)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """End claims: one write for each page."""
+        if len({each.receipt.id for each in settlements}) < len(settlements):
+            problem = "contain a message twice"
+            raise Invalid("settlements", len(settlements), problem, "settle each message once")
+        by_page: dict[str, list[tuple[Settlement, str]]] = defaultdict(list)
+        for each in settlements:
+            claim, _, place = each.receipt.claim.partition("@")
+            by_page[place].append((each, claim))
+        places = [place for place in by_page if _is_place(place)]
+        answers = await gather_all([self._settle(place, by_page[place]) for place in places])
+        if any(each.target == "waiting" and not each.delay for each in settlements):
+            await self._wake()
+        accepted = {name for ids in answers for name in ids}
+        return [each.receipt.id in accepted for each in settlements]
+
+    async def _settle(self, place: str, batch: Sequence[tuple[Settlement, str]]) -> set[str]:
+        """Settle claims of one page; return the messages that are settled so."""
+        targets = self._pages.build_targets()
+
+        def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
+            return changes.settle(page, batch, self._clock.wall().seconds, targets)
+
+        answers = await self._pages.apply(place, change) or [False] * len(batch)
+        await self._after_change(place)
+        return {each.receipt.id for (each, _), done in zip(batch, answers, strict=True) if done}
+
+    async def _after_change(self, place: str) -> None:
+        """Finish the moves that a change began; remember what can be claimed again."""
+        opened = self._pages.find_open(place)
+        if opened is None:
+            return
+        if opened.page.targets:
+            await self._finish_moves(place)
+        mark = opened.page.find_mark(self._clock.wall().seconds)
+        if mark is PageMark.DONE:
+            self._finder.remove(place)
+        elif mark is not PageMark.CLAIMED:
+            self._finder.add(place)
+
+    async def _finish_moves(self, place: str) -> None:
+        """Finish moves, if the store answers: otherwise whoever reads the page next does."""
+        try:
+            for target in await self._pages.finish_moves(place):
+                self._finder.add(target)
+        except (OutcomeUnknown, Unavailable):
+            return
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Extend claims: one write for each page."""
+        check_seconds("seconds", visibility, is_zero_allowed=False)
+        by_page: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for receipt in receipts:
+            claim, _, place = receipt.claim.partition("@")
+            if _is_place(place):
+                by_page[place].append((receipt.id, claim))
+        answers = await gather_all(
+            [self._extend(place, batch, visibility) for place, batch in by_page.items()]
+        )
+        extended = {pair for pairs in answers for pair in pairs}
+        return [(each.id, each.claim.partition("@")[0]) in extended for each in receipts]
+
+    async def _extend(
+        self, place: str, batch: Sequence[tuple[str, str]], visibility: float
+    ) -> set[tuple[str, str]]:
+        def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
+            return changes.extend(
+                page, batch, visibility, lambda each: self._pages.find_left(place, each)
+            )
+
+        try:
+            answers = await self._pages.apply(place, change) or [False] * len(batch)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+        return {pair for pair, stands in zip(batch, answers, strict=True) if stands}
+
+    async def end_claims(
+        self, dead: Collection[str] = (), *, keep: Collection[str] = ()
+    ) -> list[EndedClaim]:
+        """End the claims that lapsed while they were watched, and those of dead sessions."""
+        try:
+            if dead:
+                places = await self._find_claims(dead)
+            else:
+                await self._claimer.refresh()
+                places = self._finder.list_lapsed()
+            answers = await gather_all([self._end_claims(place, dead, keep) for place in places])
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+        ended, self._pages.ended = self._pages.ended, []
+        ended += [each for found in answers for each in found]
+        if ended:
+            await self._wake()
+        return ended
+
+    async def _find_claims(self, sessions: Collection[str]) -> list[str]:
+        """Return all pages with claims of these sessions; each that is not in hand is read."""
+        listed = await self._pages.list_all(LIVE_LANE)
+        unclaimed = {PageMark.DONE, PageMark.KEPT, PageMark.READY}
+        opened = await self._pages.read(
+            {page.place: page.version for page in listed if page.mark not in unclaimed}
+        )
+        return [
+            place
+            for place, (_, page, _) in opened.items()
+            if any(each.session in sessions for each in page.claims)
+        ]
+
+    async def _end_claims(
+        self, place: str, dead: Collection[str], keep: Collection[str]
+    ) -> list[EndedClaim]:
+        targets = self._pages.build_targets()
+
+        def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
+            age = self._finder.find_age(place)
+            is_over = self._pages.judge(place, page, dead, keep, includes_own=True, age=age)
+            return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
+
+        ended = await self._pages.apply(place, change) or []
+        await self._after_change(place)
+        return ended
+
+    async def list_holders(self) -> list[str]:
+        """Return the sessions that hold claims, as far as this process has seen. No request."""
+        return sorted(self._pages.list_holders())
+
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
+        """Return messages in a state; reads every page."""
+        check_state(state)
+        contents.check_page_cursor(state, after)
+        check_limit(limit)
+        return contents.select_page(await self._read_infos(), state, after, limit)
+
+    async def _read_infos(self) -> list[MessageInfo]:
+        return await contents.read_infos(self._pages, self.queue, self._clock.wall().seconds)
+
+    async def count(self) -> Mapping[MessageState, int]:
+        """Count the messages in each state; reads every page."""
+        return contents.build_content(await self._read_infos()).counts
+
+    async def find_newer(self) -> Mapping[int, int]:
+        """Count the messages of newer code by format, in pages that this process has met."""
+        if not self.is_billed:
+            return contents.count_newer(await self._read_infos())
+        return self._pages.count_newer()
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
+        """Move dead letters back, page by page."""
+        chosen = None if ids is None else frozenset(check_ids(ids))
+        if limit is not None:
+            check_count("limit", limit, least=1)
+        done = 0
+        try:
+            for listed in await self._pages.list_all(DEAD_LANE):
+                if listed.mark is PageMark.DONE or done == limit:
+                    continue
+                left = MAX_MESSAGES if limit is None else limit - done
+                done += await self._redrive(listed.place, chosen, left)
+        except (Misconfigured, Unavailable) as error:
+            if not done:
+                raise
+            detail = f"{done:,} messages were queued again before: {error}"
+            raise OutcomeUnknown(self.topic, detail) from error
+        finally:
+            await self._wake()
+        return done
+
+    async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
+        now = self._clock.wall().seconds
+        target = self._pages.name_new(LIVE_LANE, now)
+
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
+            return changes.begin_redrive(page, ids, limit, now, target)
+
+        count = await self._pages.apply(place, change) or 0
+        await self._after_change(place)
+        return count
+
+    async def purge(self, states: Collection[MessageState]) -> int:
+        """Remove messages for good, page by page."""
+        unwanted = frozenset(check_states(states))
+
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
+            return changes.purge(page, lambda each: each.state in unwanted)
+
+        count = 0
+        for lane in (LIVE_LANE, DEAD_LANE):
+            for listed in await self._pages.list_all(lane):
+                if listed.mark is PageMark.DONE and "completed" not in unwanted:
+                    continue
+                count += await self._pages.apply(listed.place, change) or 0
+        return count
+
+    async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:
+        """Remove messages that were finished long ago, at least an hour."""
+        check_finished(state)
+        check_age(older_than)
+        check_limit(limit)
+        return await self._retention.forget(state, older_than, limit)
+
+    async def pause(self, reason: str = "") -> bool:
+        """Stop all claims; returns when none can begin."""
+        check_reason(reason)
+        return await self._control.pause(reason)
+
+    async def resume(self) -> bool:
+        """Allow claims again, and wake the workers of this process."""
+        was_paused = await self._control.resume()
+        await self._wake()
+        return was_paused
+
+    async def wait(self, timeout: float) -> None:
+        """Return early if there may be something new: listens to this process, and to the bell."""
+        if self._bell is None:
+            await self._notifier.wait(self.topic, timeout)
+            return
+        end = self._clock.mono() + timeout
+        while (left := end - self._clock.mono()) > 0:
+            if await self._notifier.wait(self.topic, min(left, READ_INTERVAL)):
+                return
+            number = await self._bell.listen(self.queue)
+            if number != self._number:
+                self._number = number
+                self._finder.notice()
+                return
+
+
+def _is_place(place: str) -> bool:
+    lane, _, name = place.partition("/")
+    return lane == LIVE_LANE and read_due(name) is not None
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    if len(set(ids)) < len(ids):
+        raise Invalid("messages", len(ids), "must have unique ids", "give each message its own")
+
+
+def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
+    if len(new_messages) > MAX_MESSAGES:
+        size = f"{len(new_messages):,} messages"
+        raise Invalid("messages", size, f"must be {MAX_MESSAGES:,} or fewer", "push in parts")
+    payloads = [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
+    total = sum(map(len, payloads))
+    if total > MAX_PUSH_BYTES:
+        problem = f"must have at most {MAX_PUSH_BYTES:,} bytes together"
+        raise Invalid("messages", f"{total:,} bytes", problem, "push in parts")
+    return payloads

@@ -1,0 +1,107 @@
+"""The bell: one small record of a store that tells other processes of new messages.
+
+It has a number for each queue. A process that pushed rings: it writes the next number, unless it
+rang for this queue within the last `RING_INTERVAL` seconds. Workers read the record every few
+seconds, one reading for all queues of a process, and list pages only if a number has changed: a
+reading costs a twelfth of a listing. Because a push may be silent after a ring, they list once more
+`RING_INTERVAL` later.
+
+Only a hint: a ring may be lost, and the pages are listed now and then anyway.
+"""
+
+from typing import Annotated
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.clock import Clock, Mono, Seconds
+from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
+from jobsync.stores.contract import Record, Store
+
+__all__ = ["FOLLOW_UP", "READ_INTERVAL", "Bell"]
+
+RING_INTERVAL: Seconds = 2.0
+FOLLOW_UP: Seconds = RING_INTERVAL + 0.5
+"""Seconds after a ring was noticed until the pages are listed again."""
+READ_INTERVAL: Seconds = 4.7
+"""Seconds between two readings: a message of another process starts within 5."""
+
+_KEY = "bell/queues"
+_MAX_TRIES = 3
+
+_Numbers = dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**53)]]
+
+
+class Bell:
+    """The bell of a store. Use `at`.
+
+    Args:
+        store: the store.
+        clock: this machine's clock.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._record: Record | None = None
+        self._numbers: _Numbers = {}
+        self._read = Mono(float("-inf"))
+        self._rung: dict[str, Mono] = {}
+
+    @classmethod
+    def at(cls, store: Store, components: Components) -> "Bell":
+        """Return the bell of a store, one for all queues of this process."""
+        return _bells.setdefault(store, cls(store, components.clock))
+
+    async def ring(self, queue: str) -> None:
+        """Tell others that there is something new in a queue. Never fails."""
+        now = self._clock.mono()
+        if now - self._rung.get(queue, Mono(float("-inf"))) < RING_INTERVAL:
+            return
+        self._rung[queue] = now
+        try:
+            for _ in range(_MAX_TRIES):
+                if await self._write_next(queue):
+                    return
+        except (Corrupt, OutcomeUnknown, Unavailable):
+            self._record = None
+
+    async def _write_next(self, queue: str) -> bool:
+        if self._record is None:
+            await self._read_record()
+        numbers = {**self._numbers, queue: self._numbers.get(queue, 0) + 1}
+        try:
+            self._record = await (
+                self._store.create(_KEY, numbers)
+                if self._record is None
+                else self._store.put(self._record, numbers)
+            )
+        except Conflict:
+            self._record = None
+            return False
+        self._numbers = numbers
+        return True
+
+    async def listen(self, queue: str) -> int:
+        """Return the number of a queue, as it was within the last few seconds.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        if self._clock.mono() - self._read >= READ_INTERVAL * 0.9:
+            await self._read_record()
+        return self._numbers.get(queue, 0)
+
+    async def _read_record(self) -> None:
+        self._read = self._clock.mono()
+        try:
+            self._record = await self._store.get(_KEY)
+            value = {} if self._record is None else self._record.value
+            self._numbers = msgspec.convert(value, _Numbers)
+        except (Corrupt, msgspec.ValidationError):
+            # Nobody can ring until somebody removes it; the pages are listed all the same.
+            self._numbers = {}
+
+
+_bells: WeakKeyDictionary[Store, Bell] = WeakKeyDictionary()

@@ -1,0 +1,413 @@
+"""How a write changes a page: claim, renew, settle, lapse, move, purge. Pure.
+
+Each function takes a page and returns the next one with what was done. If nothing changes, it
+returns the page itself, and nothing is written. All of them may be applied again to a later version
+of the page after a conflict, or after a write whose outcome is unknown: a claim is recognised by
+its id, and a settlement by the mark that it leaves.
+
+A message that waits longer than `SHORT_DELAY`, and one that is dead, cancelled or redriven, leaves
+its page. The change that decides it names the target; `build_target` and `finish_move` do the
+rest. While a message moves nothing else happens to it, so everybody builds the same target.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
+from jobsync.queue.backend import EndedClaim, Failure, NewMessage, Settlement
+from jobsync.queue.pages.page import PageClaim, PageMessage, PageState, QueuePage
+
+__all__ = [
+    "SHORT_DELAY",
+    "Claimant",
+    "Targets",
+    "begin_redrive",
+    "build_target",
+    "claim",
+    "end_claims",
+    "extend",
+    "find_outlook",
+    "finish_move",
+    "new_page",
+    "purge",
+    "settle",
+]
+
+SHORT_DELAY = 60.0
+"""Seconds that a message may wait in its page; a longer delay moves it to a page of its own."""
+
+_MAX_MARKS = 4
+_LONGEST_ERROR = 2000
+_MAX_ERRORS = 64 * 1024
+"""The most characters of all errors in a page, each of which may need six bytes. If there are more,
+each message keeps its last error, shortened."""
+
+LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
+"""The error stored for a claim that was ended."""
+
+SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
+"""The error stored for a claim that was ended while other messages were in flight."""
+
+T = TypeVar("T")
+IsOver: TypeAlias = Callable[[PageMessage], bool]
+"""Whether the claim of a message has lapsed, or its session is dead."""
+
+replace = msgspec.structs.replace
+
+
+class Claimant(msgspec.Struct, frozen=True, kw_only=True):
+    """Who claims, and what."""
+
+    id: str
+    """The nonce of the claim."""
+    session: str
+    visibility: float
+    limit: int
+    suspects: bool = False
+    tasks: frozenset[str] | None = None
+
+    def wants(self, message: PageMessage) -> bool:
+        """Whether a message is of the requested kind."""
+        is_wanted = self.tasks is None or message.task in self.tasks
+        return is_wanted and message.is_suspect == self.suspects
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """Where the messages go that leave a page by one change, each as `lane/name`."""
+
+    dead: str
+    later: Callable[[float], str]
+    """Takes the time of day at which the first message is due."""
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What there is to claim in a page, now and later."""
+
+    ready: int
+    suspects: int
+    due: float | None
+    """When the next delay ends; None if none does."""
+
+
+def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> QueuePage:
+    """Return a page with new messages, as pushed at that time of day."""
+    return QueuePage(
+        birth=birth,
+        messages=tuple(
+            PageMessage(
+                id=each.id,
+                value=each.value,
+                max_attempts=each.max_attempts,
+                enqueued=now,
+                timeout=each.timeout,
+                task=each.task,
+                state="waiting" if each.delay > 0 else "ready",
+                due=now + each.delay if each.delay > 0 else 0.0,
+            )
+            for each in new_messages
+        ),
+    )
+
+
+def find_outlook(page: QueuePage, now: float, tasks: frozenset[str] | None) -> Outlook:
+    """Return what there is to claim for these tasks."""
+    ready = suspects = 0
+    due: float | None = None
+    for each in page.messages:
+        if tasks is not None and each.task not in tasks:
+            continue
+        if each.is_claimable(now):
+            suspects += each.is_suspect
+            ready += not each.is_suspect
+        elif each.state == "waiting" and not each.move:
+            due = each.due if due is None else min(due, each.due)
+    return Outlook(ready, suspects, due)
+
+
+def claim(page: QueuePage, claimant: Claimant, now: float) -> tuple[QueuePage, list[PageMessage]]:
+    """Claim messages: first those that waited, then the others in order.
+
+    A claim that is in the page already is returned again: the reply of the request was lost.
+    """
+    if any(each.id == claimant.id for each in page.claims):
+        return page, [each for each in page.messages if _has_claim(each, claimant.id)]
+    places = [
+        place
+        for place, each in enumerate(page.messages)
+        if each.is_claimable(now) and claimant.wants(each)
+    ]
+    places.sort(key=lambda place: page.messages[place].state != "waiting")
+    chosen = sorted(places[: claimant.limit])
+    if not chosen:
+        return page, []
+    claimed = {
+        place: replace(
+            page.messages[place],
+            state="claimed",
+            deliveries=page.messages[place].deliveries + 1,
+            claim=claimant.id,
+            renewal=0,
+            hold=claimant.visibility,
+        )
+        for place in chosen
+    }
+    entry = PageClaim(id=claimant.id, session=claimant.session, at=now)
+    after = _with_messages(page, claimed, claims=(*page.claims, entry))
+    return after, list(claimed.values())
+
+
+def extend(
+    page: QueuePage,
+    receipts: Collection[tuple[str, str]],
+    visibility: float,
+    find_left: Callable[[PageMessage], float],
+) -> tuple[QueuePage, list[bool]]:
+    """Renew claims, each as message and claim; False means that the receipt is stale.
+
+    Args:
+        page: the page.
+        receipts: the messages with their claims.
+        visibility: seconds for which the claims hold from now on.
+        find_left: returns how many seconds a claim holds without this: it is never shortened.
+    """
+    places = _find_places(page, [name for name, _ in receipts])
+    changed: dict[int, PageMessage] = {}
+    answers = []
+    for name, claim_id in receipts:
+        place = places.get(name)
+        each = None if place is None else page.messages[place]
+        stands = each is not None and _has_claim(each, claim_id)
+        if place is not None and each is not None and stands:
+            hold = max(visibility, find_left(each))
+            changed[place] = replace(each, renewal=each.renewal + 1, hold=hold)
+        answers.append(stands)
+    return _with_messages(page, changed), answers
+
+
+def settle(
+    page: QueuePage, settlements: Sequence[tuple[Settlement, str]], now: float, targets: Targets
+) -> tuple[QueuePage, list[bool]]:
+    """End claims; False means that the receipt is stale.
+
+    Args:
+        page: the page.
+        settlements: how each claim ends, with the id of the claim.
+        now: the time of day.
+        targets: where messages go that do not stay in the page.
+    """
+    places = _find_places(page, [each.receipt.id for each, _ in settlements])
+    changed: dict[int, PageMessage] = {}
+    answers = []
+    for settlement, claim_id in settlements:
+        place = places.get(settlement.receipt.id)
+        each = None if place is None else page.messages[place]
+        if place is None or each is None:
+            answers.append(False)
+        elif f"{claim_id}:{settlement.move}" in each.marks.split(" "):
+            answers.append(True)
+        elif not _has_claim(each, claim_id):
+            answers.append(False)
+        else:
+            changed[place] = _settle(page, each, settlement, now)
+            answers.append(True)
+    return _settled(page, _place_moves(changed, now, targets)), answers
+
+
+def _settle(
+    page: QueuePage, message: PageMessage, settlement: Settlement, now: float
+) -> PageMessage:
+    step = TRANSITIONS[settlement.move]
+    marks = f"{message.claim}:{settlement.move} {message.marks}".split(" ")[:_MAX_MARKS]
+    errors = message.errors
+    if settlement.error:
+        errors = (*errors, _build_failure(page, message, settlement.error, now))
+    return replace(
+        _move_to(message, step.target, now, settlement.delay),
+        returned=message.returned + step.returns,
+        is_suspect=False,
+        errors=errors,
+        marks=" ".join(marks).strip(),
+    )
+
+
+def end_claims(
+    page: QueuePage, is_over: IsOver, now: float, targets: Targets
+) -> tuple[QueuePage, list[EndedClaim]]:
+    """End the claims that have lapsed: each message becomes a suspect, or a dead letter."""
+    changed: dict[int, PageMessage] = {}
+    ended = []
+    for place, each in enumerate(page.messages):
+        if each.state == "claimed" and not each.move and is_over(each):
+            transition = decide_lapse(
+                is_suspect=each.is_suspect,
+                attempts=each.attempts,
+                max_attempts=each.max_attempts,
+            )
+            step = TRANSITIONS[transition]
+            error = SPARED if step.returns else LAPSED
+            changed[place] = replace(
+                _move_to(each, step.target, now, 0.0),
+                returned=each.returned + step.returns,
+                is_suspect=True,
+                errors=(*each.errors, _build_failure(page, each, error, now)),
+            )
+            session = page.find_session(each.claim)
+            ended.append(
+                EndedClaim(id=each.id, state=step.target, attempt=each.attempts, session=session)
+            )
+    return _settled(page, _place_moves(changed, now, targets)), ended
+
+
+def begin_redrive(
+    page: QueuePage, ids: Collection[str] | None, limit: int, now: float, target: str
+) -> tuple[QueuePage, int]:
+    """Begin to move dead letters back, with all their attempts; return how many.
+
+    Without ids, all dead letters; cancelled messages only by id.
+    """
+    changed: dict[int, PageMessage] = {}
+    for place, each in enumerate(page.messages):
+        is_wanted = each.state == "dead" if ids is None else each.id in ids
+        is_kept = each.state in {"dead", "cancelled"} and not each.move
+        if is_wanted and is_kept and len(changed) < limit:
+            changed[place] = replace(
+                each,
+                state="waiting",
+                due=now,
+                returned=each.deliveries,
+                is_suspect=False,
+                claim="",
+                finished=0.0,
+                move=target,
+            )
+    return _with_messages(page, changed), len(changed)
+
+
+def build_target(page: QueuePage, target: str, birth: str) -> QueuePage:
+    """Return the page that a move creates."""
+    moved = [each for each in page.messages if each.move == target]
+    claims = {each.claim for each in moved}
+    return QueuePage(
+        birth=birth,
+        messages=tuple(replace(each, move="") for each in moved),
+        claims=tuple(each for each in page.claims if each.id in claims),
+    )
+
+
+def finish_move(page: QueuePage, target: str) -> QueuePage:
+    """Forget the messages that are in the target now."""
+    changed = {
+        place: PageMessage(id=each.id, state="moved", marks=each.marks)
+        for place, each in enumerate(page.messages)
+        if each.move == target
+    }
+    return _with_messages(page, changed)
+
+
+def purge(page: QueuePage, is_unwanted: Callable[[PageMessage], bool]) -> tuple[QueuePage, int]:
+    """Remove messages for good; return how many. Those that move stay."""
+    kept = tuple(
+        each
+        for each in page.messages
+        if each.move or each.state == "moved" or not is_unwanted(each)
+    )
+    count = len(page.messages) - len(kept)
+    return (_prune(replace(page, messages=kept)) if count else page), count
+
+
+def _has_claim(message: PageMessage, claim_id: str) -> bool:
+    return message.state == "claimed" and message.claim == claim_id and not message.move
+
+
+def _move_to(message: PageMessage, state: MessageState, now: float, delay: float) -> PageMessage:
+    """Return a message whose claim ends, in its next state."""
+    if state == "waiting":
+        return replace(message, state="waiting", due=now + delay, claim="", renewal=0, hold=0.0)
+    next_state: PageState = state
+    value = None if state == "completed" else message.value
+    return replace(
+        message, state=next_state, value=value, finished=now, due=0.0, renewal=0, hold=0.0
+    )
+
+
+def _place_moves(
+    changed: Mapping[int, PageMessage], now: float, targets: Targets
+) -> dict[int, PageMessage]:
+    """Name the target of each message that does not stay in its page."""
+    dues = [
+        each.due
+        for each in changed.values()
+        if each.state == "waiting" and each.due > now + SHORT_DELAY
+    ]
+    later = targets.later(min(dues)) if dues else ""
+
+    def place(each: PageMessage) -> PageMessage:
+        if each.state in {"dead", "cancelled"}:
+            return replace(each, move=targets.dead)
+        if each.state == "waiting" and each.due > now + SHORT_DELAY:
+            return replace(each, move=later)
+        return each
+
+    return {number: place(each) for number, each in changed.items()}
+
+
+def _settled(page: QueuePage, changed: Mapping[int, PageMessage]) -> QueuePage:
+    return _prune(_shorten_errors(_with_messages(page, changed))) if changed else page
+
+
+def _build_failure(page: QueuePage, message: PageMessage, error: str, now: float) -> Failure:
+    plain = error[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
+    session = page.find_session(message.claim)
+    return Failure(attempt=message.attempts, error=plain, at=now, session=session)
+
+
+def _shorten_errors(page: QueuePage) -> QueuePage:
+    """Keep only the last error of each message if there are too many to store."""
+    size = sum(len(failure.error) for each in page.messages for failure in each.errors)
+    if size <= _MAX_ERRORS:
+        return page
+    most = _MAX_ERRORS // max(1, sum(bool(each.errors) for each in page.messages))
+    return replace(
+        page,
+        messages=tuple(
+            replace(
+                each,
+                errors=tuple(
+                    replace(failure, error=failure.error[:most]) for failure in each.errors[-1:]
+                ),
+            )
+            for each in page.messages
+        ),
+    )
+
+
+def _find_places(page: QueuePage, ids: Collection[str]) -> dict[str, int]:
+    wanted = set(ids)
+    return {each.id: place for place, each in enumerate(page.messages) if each.id in wanted}
+
+
+def _with_messages(
+    page: QueuePage,
+    changed: Mapping[int, PageMessage],
+    *,
+    claims: tuple[PageClaim, ...] | None = None,
+) -> QueuePage:
+    if not changed:
+        return page
+    messages = list(page.messages)
+    for place, message in changed.items():
+        messages[place] = message
+    return QueuePage(
+        birth=page.birth,
+        messages=tuple(messages),
+        claims=page.claims if claims is None else claims,
+    )
+
+
+def _prune(page: QueuePage) -> QueuePage:
+    """Forget claims that no message names."""
+    named = {each.claim for each in page.messages}
+    kept = tuple(each for each in page.claims if each.id in named)
+    return page if len(kept) == len(page.claims) else replace(page, claims=kept)

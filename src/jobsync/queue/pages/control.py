@@ -1,0 +1,146 @@
+"""The record of a queue: that it exists, and whether it is paused.
+
+A pause holds for every claim that begins after `pause` has returned. Where reading costs a request,
+claims rely on what they have read for a few seconds, and `pause` returns only after that.
+"""
+
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Seconds
+from jobsync.core.codec import Json
+from jobsync.core.keys import escape, unescape
+from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
+from jobsync.queue.backend import Pause
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import CorruptionLog
+
+__all__ = ["QueueControl", "read_controls"]
+
+_PREFIX = "queue/"
+_LISTED = 1000
+_RELY: Seconds = 5.0
+"""Seconds for which claims rely on a reading, counted from its request, where it is billed."""
+_MARGIN: Seconds = 1.0
+
+
+class _ControlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    since: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    """When it was paused; None if it is not."""
+    reason: str = ""
+
+
+class QueueControl:
+    """The record of one queue.
+
+    Args:
+        store: where it is stored.
+        queue: the queue's name.
+        components: time and events.
+    """
+
+    def __init__(self, store: Store, queue: str, components: Components) -> None:
+        self._store = store
+        self._key = f"{_PREFIX}{escape(queue, 'queue')}"
+        self._clock = components.clock
+        self._rely = _RELY if store.is_billed else 0.0
+        self._topic = f"queue/{queue}"
+        self._is_registered = False
+        self._is_paused = False
+        self._read = Mono(float("-inf"))
+
+    async def register(self) -> None:
+        """Write that the queue exists, unless that is known.
+
+        Raises:
+            OutcomeUnknown, Unavailable: the store does not answer.
+        """
+        if self._is_registered:
+            return
+        if await self._store.get(self._key) is None:
+            with suppress(Conflict):
+                await self._store.create(self._key, {})
+        self._is_registered = True
+
+    async def is_paused(self) -> bool:
+        """Return whether nobody may claim.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        sent = self._clock.mono()
+        if sent - self._read >= self._rely:
+            record = await self._store.get(self._key)
+            self._is_paused = record is not None and _read(record).since is not None
+            self._read = sent
+        return self._is_paused
+
+    async def pause(self, reason: str) -> bool:
+        """Pause the queue; False means that it was paused. Returns when no claim can begin.
+
+        Raises:
+            Unavailable: no answer; calling again is safe.
+        """
+        change = _ControlRecord(since=self._clock.wall().seconds, reason=reason)
+        is_new = await self._write(change)
+        # Also if it was paused before: whoever did it may not have waited.
+        await self._clock.sleep(self._rely + _MARGIN if self._rely else 0.0)
+        return is_new
+
+    async def resume(self) -> bool:
+        """Allow claims again; False means that it was not paused.
+
+        Raises:
+            Unavailable: no answer; calling again is safe.
+        """
+        return await self._write(_ControlRecord())
+
+    async def _write(self, wanted: _ControlRecord) -> bool:
+        self._read = Mono(float("-inf"))
+        value: Json = msgspec.to_builtins(wanted)
+        while True:
+            record = await self._store.get(self._key)
+            is_paused = record is not None and _read(record).since is not None
+            if is_paused is (wanted.since is not None):
+                return False
+            try:
+                if record is None:
+                    await self._store.create(self._key, value)
+                else:
+                    await self._store.put(record, value)
+            except Conflict:
+                continue
+            except OutcomeUnknown as error:
+                raise Unavailable(self._topic, error.detail) from error
+            return True
+
+
+async def read_controls(store: Store, log: CorruptionLog) -> dict[str, Pause | None]:
+    """Return the pause of each queue, by name; None for queues that are not paused.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    found: dict[str, Pause | None] = {}
+    after = ""
+    while True:
+        records = await store.scan(_PREFIX, after=after, limit=_LISTED)
+        for record in records:
+            control = log.read(_read, record)
+            if control is not None:
+                name = unescape(record.key.removeprefix(_PREFIX))
+                since = control.since
+                found[name] = None if since is None else Pause(since, control.reason)
+        if len(records) < _LISTED:
+            return found
+        after = records[-1].key
+
+
+def _read(record: Record) -> _ControlRecord:
+    try:
+        return msgspec.convert(record.value, _ControlRecord)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, f"not the record of a queue ({error})") from error

@@ -1,0 +1,110 @@
+"""Removes what was finished long ago.
+
+A page is dropped when it is done, and was written at least an hour ago: by then no copy of an
+earlier request can arrive and create it again. Nothing is dropped while a move is open anywhere in
+the queue: its target must refuse to be created again, even if all its messages are finished. The
+age of a page is by the clock of the server alone, as the difference of two of its times.
+
+Dead letters are removed from their pages by a conditional write first, because somebody may be
+moving them back.
+"""
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Seconds
+from jobsync.core.messages import MessageState
+from jobsync.queue.pages import changes
+from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, PageMark, PageMessage, QueuePage
+from jobsync.queue.pages.page_reader import ListedPage
+from jobsync.queue.pages.page_store import PageStore
+from jobsync.stores.contract import BURIAL_AGE, Store
+
+__all__ = ["Retention"]
+
+_INTERVAL: Seconds = 600.0
+"""Seconds between two listings for this where they are billed."""
+
+
+class Retention:
+    """Removes finished messages of a queue.
+
+    Args:
+        store: where the pages are stored.
+        pages: the pages.
+        components: the clock.
+    """
+
+    def __init__(self, store: Store, pages: PageStore, components: Components) -> None:
+        self._store = store
+        self._pages = pages
+        self._clock = components.clock
+        self._interval = _INTERVAL if store.is_billed else 0.0
+        self._next: dict[MessageState, Mono] = {}
+
+    async def forget(self, state: MessageState, age: Seconds, limit: int) -> int:
+        """Remove messages in a state that were finished so long ago; return how many.
+
+        Completed messages go with their pages.
+
+        Raises:
+            OutcomeUnknown, Unavailable: the store does not answer; calling again is safe.
+        """
+        now = self._clock.mono()
+        if now < self._next.get(state, now):
+            return 0
+        count = await (
+            self._drop_done(LIVE_LANE, age, limit)
+            if state == "completed"
+            else self._purge_dead(state, age, limit)
+        )
+        if count < limit:
+            self._next[state] = now + self._interval
+        return count
+
+    async def _purge_dead(self, state: MessageState, age: Seconds, limit: int) -> int:
+        before = self._clock.wall().seconds - age
+
+        def is_old(each: PageMessage) -> bool:
+            return each.state == state and each.finished < before
+
+        def change(page: QueuePage) -> tuple[QueuePage, int]:
+            return changes.purge(page, is_old)
+
+        count = 0
+        for listed in await self._pages.list_all(DEAD_LANE):
+            if listed.mark is not PageMark.DONE and listed.due < before and count < limit:
+                count += await self._pages.apply(listed.place, change) or 0
+        await self._drop_done(DEAD_LANE, age, limit)
+        return count
+
+    async def _drop_done(self, lane: str, age: Seconds, limit: int) -> int:
+        """Drop pages that are done; return how many completed messages they had."""
+        listed = await self._pages.list_all(lane)
+        other = await self._pages.list_all(DEAD_LANE if lane == LIVE_LANE else LIVE_LANE)
+        moving = [page.place for page in (*listed, *other) if page.mark is PageMark.MOVING]
+        if moving:
+            for place in moving:
+                await self._pages.finish_moves(place)
+            return 0
+        done = [page for page in listed if page.mark is PageMark.DONE]
+        return await self._drop_old(done, max(age, BURIAL_AGE), limit)
+
+    async def _drop_old(self, done: list[ListedPage], age: Seconds, limit: int) -> int:
+        """Drop pages that are old enough; return how many completed messages they had."""
+        if self._store.is_billed:
+            ages = await self._pages.find_ages(done)
+            done = [page for page in done if ages.get(page.place, 0.0) > age]
+        before = self._clock.wall().seconds - age
+        count = 0
+        old = []
+        # Read first: nothing is deleted that is not understood, whatever its mark seems to be.
+        opened = await self._pages.read({page.place: page.version for page in done[:limit]})
+        for place, (_, page, _) in opened.items():
+            last = max((each.finished for each in page.messages), default=0.0)
+            is_old = self._store.is_billed or last < before
+            if is_old and page.find_mark(before) is PageMark.DONE:
+                old.append(place)
+                count += sum(each.state == "completed" for each in page.messages)
+            self._pages.forget(place)
+        if old:
+            await self._pages.drop(old)
+        return count

@@ -1,0 +1,102 @@
+"""What a message costs on S3: requests counted at the server, not by our own meter."""
+
+import asyncio
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import servers
+from proxy import Proxy
+from waiting import until
+
+from jobsync import Database, QueuePlugin
+from jobsync.queue.backend import NewMessage
+from jobsync.queue.sql import open_backend
+
+QUEUE = "default/tasks"
+_read_request = re.compile(rb"([A-Z]+) (\S+) HTTP").match
+
+
+class RequestCounter:
+    """Counts the requests that pass a proxy, by their verb and what they are about."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, data: bytes) -> bytes:
+        found = _read_request(data)
+        if found is not None:
+            verb, path = found.group(1).decode(), found.group(2).decode()
+            kind = "LIST" if "list-type" in path else verb
+            topic = "page" if "page%2F" in path or "/page/" in path else "other"
+            self.counts[f"{topic} {kind}"] += 1
+        return data
+
+    @property
+    def pages(self) -> int:
+        """How many requests were about pages."""
+        return sum(count for name, count in self.counts.items() if name.startswith("page"))
+
+
+@pytest.fixture
+def proxy(s3: servers.S3Server) -> Iterator[Proxy]:
+    """A proxy before the S3 server."""
+    with Proxy("127.0.0.1", s3.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def counted_url(bucket_url: str, s3: servers.S3Server, proxy: Proxy) -> str:
+    """The URL of an empty prefix, through the proxy."""
+    return bucket_url.replace(f":{s3.port}/", f":{proxy.port}/")
+
+
+@pytest.fixture
+async def db(counted_url: str) -> AsyncIterator[Database]:
+    """A connected database."""
+    async with Database(counted_url) as db:
+        yield db
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, 4.2), (10, 0.5), (100, 0.05)], ids=["alone", "ten", "hundred"]
+)
+@pytest.mark.parametrize("seconds", [0, 0.005, 0.05], ids=["0 ms", "5 ms", "50 ms"])
+async def test_a_message_costs_a_fraction_of_a_request(
+    counted_url: str,
+    db: Database,
+    proxy: Proxy,
+    full_scale: bool,
+    size: int,
+    most: float,
+    seconds: float,
+) -> None:
+    """In a busy queue, with default settings, whatever the handlers take."""
+    number = {1: 100, 10: 500, 100: 1000}[size] * (20 if full_scale else 1)
+    if seconds == 0.05 and size < 100 and not full_scale:
+        number //= 2
+    counter = RequestCounter()
+    proxy.rewrite(counter)
+    producer = open_backend(db.store, QUEUE, db.components)
+    ids = db.components.ids.records(number)
+    for start in range(0, number, size):
+        await producer.push(
+            [NewMessage(id=name, value={"id": name}, max_attempts=4) for name in ids[start:][:size]]
+        )
+    handled = 0
+
+    async def handle(_: object) -> None:
+        nonlocal handled
+        await asyncio.sleep(seconds)
+        handled += 1
+
+    async with Database(counted_url) as consumer:
+        queue = QueuePlugin(resource="tasks", on_message=handle)
+        await consumer.use_plugin(queue)
+        await until(lambda: queue.stats()["completed"] == number, timeout=280)
+    cost = counter.pages / number
+    sys.stdout.write(f"\n{size} a page, {seconds:g} s: {cost:.4f}, {dict(counter.counts)}\n")
+    assert handled == number
+    assert cost <= most

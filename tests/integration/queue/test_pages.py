@@ -1,0 +1,682 @@
+"""Queues in pages: what is their own, besides what the conformance suite of backends shows."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from queue_locations import PagesQueues
+from store_locations import MemoryLocation
+from waiting import until
+
+from jobsync import Components, Event, Invalid, OutcomeUnknown, Store, Unavailable
+from jobsync.core.clock import SystemClock
+from jobsync.core.messages import Transition
+from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.pages.backend import PagesBackend
+from jobsync.queue.pages.page import PageMark
+from jobsync.stores.contract import Change, Head, Outcome, Put, Record, Unknown
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.settling import SettlingStore
+
+ME, OTHER = "worker-1.a", "worker-2.b"
+_numbers = itertools.count()
+_written: dict[str, float] = {}
+"""When each key was written last, by the clock of the server."""
+LANE, DEAD = "page/mails/0/", "page/mails/dead/"
+
+
+@pytest.fixture
+async def location() -> AsyncIterator[PagesQueues]:
+    """An empty store."""
+    location = PagesQueues(MemoryLocation())
+    yield location
+    await location.close()
+
+
+@pytest.fixture
+async def backend(location: PagesQueues) -> PagesBackend:
+    """The backend of an empty queue."""
+    return await location.open("mails")
+
+
+def new_messages(*values: Any, **options: Any) -> list[NewMessage]:
+    """Return messages whose ids are their values."""
+    options = {"max_attempts": 4, **options}
+    return [NewMessage(id=f"id-{value}", value={"n": value}, **options) for value in values]
+
+
+async def claim(backend: QueueBackend, limit: int = 1000, **options: Any) -> list[Message]:
+    """Claim as `ME` for 30 seconds by default."""
+    claimed = await backend.claim(limit, **{"session": ME, "visibility": 30, **options})
+    return claimed.messages
+
+
+async def settle_all(
+    backend: QueueBackend, messages: Sequence[Message], move: Transition = "complete", **how: Any
+) -> list[bool]:
+    """Settle claims in the same way."""
+    return await backend.settle(
+        [Settlement(receipt=each.receipt, move=move, **how) for each in messages]
+    )
+
+
+def ids(messages: Sequence[Message]) -> list[str]:
+    """Return the ids of messages."""
+    return [each.id for each in messages]
+
+
+class Counting(StoreDecorator):
+    """A store that bills: it counts requests as S3 does, and says so.
+
+    Those about pages are counted apart from those that come by the clock, as the bell does.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.is_billed = True
+        self.requests: Counter[str] = Counter()
+        self.crash_at: int | None = None
+        """Refuse all requests from this one on."""
+        self.clock = SystemClock()
+
+    def _count(self, kind: str, key: str, number: int = 1) -> None:
+        self.requests[kind if key.startswith("page/") else "other"] += number
+        if self.crash_at is not None and self.requests["PUT"] > self.crash_at:
+            raise Unavailable(self.name, "this process is dead")
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        self._count("GET", keys[0], len(keys))
+        return await self.inner.get_many(keys, tombstones=tombstones)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self._count("PUT", changes[0].key, len(changes))
+        await asyncio.sleep(0)
+        _written.update((change.key, self.clock.wall().seconds) for change in changes)
+        return await self.inner.write(changes)
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        self._count("LIST", prefix)
+        heads = await self.inner.heads(prefix, after=after, until=until, limit=limit)
+        return [msgspec.structs.replace(head, written_at=_written.get(head.key)) for head in heads]
+
+
+async def open_counting(location: PagesQueues) -> tuple[Counting, PagesBackend]:
+    """Open a backend whose requests are counted."""
+    components = location.components()
+    counting = Counting(await location.location.open(components))
+    # As in a process of its own, which notifies nobody else.
+    counting.name += f"-{next(_numbers)}"
+    counting.clock = location.clock
+    backend = PagesBackend(SettlingStore(counting, components), "mails", components)
+    location._backends.append(backend)
+    return counting, backend
+
+
+async def read_pages(location: PagesQueues, prefix: str = LANE) -> list[Record]:
+    """Return the records of all pages."""
+    return await (await location.location.open()).scan(prefix)
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+async def test_a_page_costs_four_requests(location: PagesQueues, size: int) -> None:
+    """A push, a read, a claim and a settlement, whatever is in it; listings come on top."""
+    producer_requests, producer = await open_counting(location)
+    worker_requests, worker = await open_counting(location)
+    pages = 20
+    for page in range(pages):
+        await producer.push(new_messages(*range(page * size, (page + 1) * size)))
+    handled = 0
+    while messages := await claim(worker, 10, at_most=100):
+        assert await settle_all(worker, messages) == [True] * len(messages)
+        handled += len(messages)
+    assert handled == pages * size
+    requests = producer_requests.requests + worker_requests.requests
+    assert requests["PUT"] == pages * 3
+    assert requests["GET"] == pages
+    assert requests["LIST"] <= 2
+
+
+async def test_a_process_need_not_read_what_it_pushed(location: PagesQueues) -> None:
+    """Three requests for each page: push, claim, settle."""
+    store, backend = await open_counting(location)
+    for page in range(10):
+        await backend.push(new_messages(page))
+    while messages := await claim(backend, 10):
+        await settle_all(backend, messages)
+    assert store.requests["PUT"] == 3 * 10
+    assert store.requests["GET"] == 0
+
+
+async def test_claims_cost_the_same_however_much_waits(location: PagesQueues) -> None:
+    """The first listing shows enough; nobody reads to the end of the lane."""
+    costs = []
+    for pages in (100, 2_000):
+        store = await location.location.open(location.components())
+        producer = await location.open("mails")
+        await producer._control.register()
+        for number in range(pages):
+            await producer.push(new_messages(f"{pages}-{number}"))
+        counting, worker = await open_counting(location)
+        for _ in range(10):
+            await settle_all(worker, await claim(worker, 5))
+        costs.append(counting.requests)
+        await store.close()
+    small, large = costs
+    assert large["LIST"] <= small["LIST"]
+    assert large["GET"] <= small["GET"]
+    assert large["PUT"] == small["PUT"]
+
+
+async def test_a_partial_claim_leaves_the_rest_to_others(location: PagesQueues) -> None:
+    """Both hold claims of one page; each settles its own."""
+    one, other = await location.open("mails"), await location.open("mails")
+    await one.push(new_messages(1, 2, 3))
+    mine = await claim(one, 2)
+    theirs = await claim(other, 5, session=OTHER)
+    assert (ids(mine), ids(theirs)) == (["id-1", "id-2"], ["id-3"])
+    assert await settle_all(one, mine) == [True, True]
+    assert await settle_all(other, theirs) == [True]
+    (page,) = await read_pages(location)
+    assert [each["state"] for each in page.value["messages"]] == ["completed"] * 3
+
+
+async def test_a_claim_that_nobody_renews_lapses_beside_one_that_is_renewed(
+    location: PagesQueues,
+) -> None:
+    """The renewals keep the page changing; whoever writes them ends the dead claim, too."""
+    one, other = await location.open("mails"), await location.open("mails")
+    await one.push(new_messages(1, 2))
+    (dead,) = await claim(one, 1)
+    (living,) = await claim(other, 1, session=OTHER)
+    for _ in range(4):
+        location.clock.ahead += 10
+        assert await other.extend([living.receipt], 30) == [True]
+    (ended,) = await other.end_claims(keep=[living.id])
+    assert (ended.id, ended.session) == (dead.id, ME)
+    assert await settle_all(one, [dead]) == [False]
+    assert await settle_all(other, [living]) == [True]
+
+
+async def test_an_outage_alone_ends_no_claim(location: PagesQueues) -> None:
+    """Whoever looks first after it gives the others the time to renew."""
+    one, other = await location.open("mails"), await location.open("mails")
+    await one.push(new_messages(1))
+    (message,) = await claim(one)
+    assert await claim(other, session=OTHER) == []
+    location.clock.ahead += 40
+    assert await other.end_claims() == []
+    assert await one.extend([message.receipt], 30) == [True]
+    location.advance(20)
+    assert await other.end_claims() == []
+    assert await settle_all(one, [message]) == [True]
+
+
+async def test_a_killed_worker_is_noticed_by_listing(location: PagesQueues) -> None:
+    """In 45 seconds with defaults, by a worker that only polls as its claims tell it to."""
+    one, other = await location.open("mails"), await location.open("mails")
+    await one.push(new_messages(1))
+    (message,) = await claim(one)
+    start = location.clock.ahead
+    found: list[Message] = []
+    while not found:
+        claimed = await other.claim(1, session=OTHER, visibility=30, suspects=True)
+        found = claimed.messages
+        if claimed.lapse is not None and claimed.lapse <= 0:
+            assert [each.id for each in await other.end_claims()] == [message.id]
+        elif not found:
+            assert claimed.next is not None
+            location.clock.ahead += claimed.next
+        assert location.clock.ahead - start < 45
+    assert found[0].is_suspect
+
+
+async def spoil(location: PagesQueues, prefix: str, name: str, value: Any, **fields: Any) -> None:
+    """Put a record where pages are, without the library."""
+    store = await location.location.open()
+    await store.write([Put(f"{prefix}{name}", value, **fields)])
+
+
+NAME = "51700000000000AAAAAAAAAAAA"
+ODD: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "another object": ("README", {"hello": 1}, {}),
+    "no page": (NAME, [1, 2, 3], {}),
+    "a page with impossible numbers": (
+        NAME,
+        {"birth": "x", "messages": [{"id": "a", "deliveries": -5}]},
+        {"mark": PageMark.READY},
+    ),
+    "a page without its claims": (
+        NAME,
+        {"birth": "x", "messages": [{"id": "a", "state": "claimed", "claim": "c"}]},
+        {"mark": PageMark.PARTLY},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "fields"), ODD.values(), ids=ODD)
+async def test_what_is_not_a_page_is_set_aside(
+    location: PagesQueues, name: str, value: Any, fields: dict[str, Any]
+) -> None:
+    """Reported once, never changed; the others are delivered, counted and shown."""
+    components = Components.system()
+    reported: list[Event] = []
+    components.events.on("store:record-set-aside", reported.append)
+    backend = await location.open("mails", components)
+    await spoil(location, LANE, name, value, **fields)
+    await backend.push(new_messages(1, 2))
+    messages = await claim(backend)
+    assert ids(messages) == ["id-1", "id-2"]
+    assert await backend.count() == {"claimed": 2}
+    assert await backend.end_claims({ME}) != []
+    assert len(await claim(backend, suspects=True)) == 2
+    assert [event["key"] for event in reported] == [f"{LANE}{name}"]
+    (left, *_) = [each for each in await read_pages(location) if each.key.endswith(name)]
+    assert left.value == value
+
+
+async def test_a_page_that_is_not_json_is_set_aside(location: PagesQueues) -> None:
+    """Somebody cut it off; the others are delivered, and nobody reads it again and again."""
+    await (await location.open("mails")).push(new_messages(1))
+    (page,) = await read_pages(location)
+    location.location.corrupt(page.key, '{"birth": "x", "mess')
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(2, 3))
+    assert ids(await claim(backend)) == ["id-2", "id-3"]
+    before = counting.requests["GET"]
+    for _ in range(5):
+        location.clock.ahead += 11
+        assert await claim(backend) == []
+    assert counting.requests["GET"] == before
+    assert await backend.count() == {"claimed": 2}
+
+
+async def test_pages_of_newer_code_are_left_alone(location: PagesQueues) -> None:
+    """Neither claimed, purged nor counted as lost; but shown, and reported by their format."""
+    backend = await location.open("mails")
+    await backend.push(new_messages(1))
+    newer = {"birth": "x", "messages": [{"id": "new", "value": 7}], "colour": "red"}
+    await spoil(location, LANE, NAME, newer, format=99, mark=PageMark.READY)
+    assert ids(await claim(backend)) == ["id-1"]
+    assert await backend.find_newer() == {99: 1}
+    assert await backend.purge(["ready"]) == 0
+    assert await backend.count() == {"claimed": 1, "ready": 1}
+    (shown,) = await backend.browse("ready")
+    assert (shown.id, shown.value, shown.format) == ("new", 7, 99)
+    (kept, _) = await read_pages(location)
+    assert (kept.value, kept.format) == (newer, 99)
+
+
+MOVES: dict[str, tuple[Transition, float, str]] = {
+    "dead": ("bury", 0.0, "dead"),
+    "later": ("snooze", 300.0, "waiting"),
+}
+
+
+@pytest.mark.parametrize(("move", "delay", "state"), MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("writes", range(4))
+async def test_a_move_survives_a_crash_at_every_write(
+    location: PagesQueues, writes: int, move: Transition, delay: float, state: str
+) -> None:
+    """The message is in one place for all who read, and the next worker finishes the move."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1, 2))
+    one, two = await claim(dying)
+    counting.crash_at = counting.requests["PUT"] + writes
+    try:
+        answers = await settle_all(dying, [one], move, delay=delay, error="boom")
+    except Unavailable:
+        answers = [False]
+    assert answers == [writes > 0]
+    backend = await location.open("mails")
+    expected = {"claimed": 1, state: 1} if writes else {"claimed": 2}
+    assert await backend.count() == expected
+    if not writes:
+        return
+    # Somebody who looks for a while sees that the move was given up.
+    for _ in range(3):
+        assert await claim(backend, session=OTHER) == []
+        location.advance(6)
+        await backend.end_claims(keep=[two.id])
+    assert await backend.count() == expected
+    (source, *rest) = await read_pages(location)
+    states = {each["id"]: each.get("state", "ready") for each in source.value["messages"]}
+    assert states == {"id-1": "moved", "id-2": "claimed"}
+    copies = [*rest, *await read_pages(location, DEAD)]
+    assert [each["id"] for page in copies for each in page.value["messages"]] == ["id-1"]
+    assert await settle_all(backend, [one], move, delay=delay, error="boom") == [True]
+    if state == "dead":
+        assert await backend.redrive() == 1
+    location.advance(300)
+    (again,) = await claim(backend)
+    assert (again.id, again.value, again.receipt.deliveries) == ("id-1", {"n": 1}, 2)
+    assert await settle_all(backend, [again, two]) == [True, True]
+    assert await backend.count() == {"completed": 2}
+
+
+async def test_a_move_is_not_continued_long_after_it_was_read(location: PagesQueues) -> None:
+    """The target may have been consumed and dropped since: whoever goes on reads again first."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1))
+    counting.crash_at = counting.requests["PUT"] + 2
+    assert await settle_all(dying, await claim(dying), "bury") == [True]
+    counting.crash_at = None
+    (page,) = await read_pages(location)
+    place = page.key.removeprefix("page/mails/")
+    before = counting.requests["PUT"]
+    location.clock.ahead += 3_600
+    assert await dying._pages.finish_moves(place) == []
+    assert counting.requests["PUT"] == before
+    assert await dying._pages.finish_moves(place) != []
+    assert await dying.count() == {"dead": 1}
+
+
+@pytest.mark.parametrize("writes", range(4))
+async def test_a_redrive_survives_a_crash_at_every_write(
+    location: PagesQueues, writes: int
+) -> None:
+    """Each dead letter is among the dead or in the queue, never in both or in neither."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1, 2))
+    await settle_all(dying, await claim(dying), "bury")
+    counting.crash_at = counting.requests["PUT"] + writes
+    try:
+        count = await dying.redrive()
+    except Unavailable:
+        count = 0
+    assert count == (2 if writes else 0)
+    backend = await location.open("mails")
+    assert await backend.count() == ({"waiting": 2} if writes else {"dead": 2})
+    # Whoever removes what is done finishes moves first.
+    location.advance(4_000)
+    for _ in range(2):
+        await backend.forget("dead", older_than=10_000)
+    assert await backend.redrive() == (0 if writes else 2)
+    assert sorted(ids(await claim(backend))) == ["id-1", "id-2"]
+
+
+async def test_a_redrive_that_fails_halfway_says_so(
+    location: PagesQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Unavailable` would mean that nothing was done."""
+    counting, backend = await open_counting(location)
+    for name in (1, 2):
+        await backend.push(new_messages(name))
+        await settle_all(backend, await claim(backend), "bury")
+    counting.crash_at = counting.requests["PUT"] + 3
+    with pytest.raises(OutcomeUnknown, match="1 messages were queued again before"):
+        await backend.redrive()
+    counting.crash_at = None
+    assert await backend.redrive() == 1
+    assert await backend.count() == {"waiting": 2}
+
+
+async def test_done_pages_go_after_an_hour_and_not_while_a_move_is_open(
+    location: PagesQueues, backend: PagesBackend
+) -> None:
+    """Until then they answer for their messages, and refuse a late copy of their creation."""
+    await backend.push(new_messages(1, 2))
+    messages = await claim(backend)
+    await settle_all(backend, messages)
+    await backend.push(new_messages(3))
+    location.advance(3_500)
+    assert await backend.forget("completed", older_than=60) == 0
+    assert await settle_all(backend, messages) == [True, True]
+    counting, dying = await open_counting(location)
+    (third,) = await claim(dying)
+    counting.crash_at = counting.requests["PUT"] + 1
+    assert await settle_all(dying, [third], "bury") == [True]
+    location.advance(200)
+    # This call finds the open move, and finishes it.
+    assert await backend.forget("completed", older_than=60) == 0
+    assert await backend.forget("completed", older_than=60) == 2
+    assert await settle_all(backend, messages) == [False, False]
+    assert await backend.count() == {"dead": 1}
+    assert await backend.forget("dead", older_than=60) == 1
+    assert await backend.count() == {}
+
+
+async def test_a_late_copy_of_a_push_does_not_bring_it_back(
+    location: PagesQueues, backend: PagesBackend
+) -> None:
+    """The done page has the same name."""
+    store = await location.location.open()
+    await backend.push(new_messages(1))
+    (page,) = await read_pages(location)
+    await settle_all(backend, await claim(backend))
+    (outcome,) = await store.write([Put(page.key, page.value, nonce=page.nonce)])
+    assert not isinstance(outcome, Unknown)
+    assert await claim(backend) == []
+    assert await backend.count() == {"completed": 1}
+
+
+async def test_a_push_is_recognised_after_many_writes_to_its_page(location: PagesQueues) -> None:
+    """Its nonce has left the trail of the record; the page remembers its birth."""
+    components = location.components()
+    store = await location.location.open(components)
+    worker = await location.open("mails")
+
+    class Slow(StoreDecorator):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            outcomes = await self.inner.write(changes)
+            if changes[0].key.startswith(LANE):
+                (message,) = await claim(worker)
+                for _ in range(20):
+                    assert await worker.extend([message.receipt], 30) == [True]
+                return [Unknown("the reply was lost") for _ in outcomes]
+            return outcomes
+
+    producer = PagesBackend(SettlingStore(Slow(store), components), "mails", components)
+    await producer.push(new_messages(1))
+    assert await worker.count() == {"claimed": 1}
+
+
+async def test_changes_of_one_page_share_a_write(location: PagesQueues) -> None:
+    """A process does not conflict with itself, however many callers settle at once."""
+    store, backend = await open_counting(location)
+    await backend.push(new_messages(*range(20)))
+    messages = await claim(backend)
+    before = store.requests["PUT"]
+    await asyncio.gather(*(settle_all(backend, [message]) for message in messages))
+    assert store.requests["PUT"] - before <= 2
+    assert await backend.count() == {"completed": 20}
+
+
+async def test_a_cancelled_caller_takes_nothing_from_others(location: PagesQueues) -> None:
+    """Whoever wrote for all is cancelled; the others write themselves."""
+    components = location.components()
+    gate = asyncio.Event()
+    is_writing: list[bool] = []
+
+    class Gated(StoreDecorator):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if "claim" in str(changes[0].value if isinstance(changes[0], Put) else ""):
+                is_writing.append(True)
+                await gate.wait()
+            return await self.inner.write(changes)
+
+    store = await location.location.open(components)
+    claimer = await location.open("mails")
+    backend = PagesBackend(Gated(store), "mails", components)
+    await claimer.push(new_messages(1, 2))
+    one, two = await claim(claimer)
+    first = asyncio.create_task(settle_all(backend, [one]))
+    second = asyncio.create_task(settle_all(backend, [two]))
+    await until(lambda: is_writing, "the first caller to write")
+    first.cancel()
+    gate.set()
+    assert await second == [True]
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_a_pause_on_a_billed_store_waits_for_those_who_rely_on_their_reading(
+    location: PagesQueues,
+) -> None:
+    """They read the record every five seconds; no claim that begins afterwards gets anything."""
+    store, worker = await open_counting(location)
+    await worker.push(new_messages(1, 2))
+    assert len(await claim(worker, 1)) == 1
+    before = store.requests["other"]
+    _, operator = await open_counting(location)
+    start = location.clock.ahead
+    assert await operator.pause("a deployment") is True
+    assert location.clock.ahead - start > 5
+    assert await claim(worker, 1) == []
+    assert store.requests["other"] == before + 1
+    assert await operator.resume() is True
+
+
+async def test_workers_seldom_take_the_same_page(location: PagesQueues) -> None:
+    """Once they know of each other, each takes its own; conflicts are under 5% of claims."""
+    producer = await location.open("mails")
+    for number in range(1_000):
+        await producer.push(new_messages(number))
+
+    class Conflicts(StoreDecorator):
+        count = 0
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            await asyncio.sleep(0)
+            outcomes = await self.inner.write(changes)
+            Conflicts.count += sum(type(each).__name__ == "Conflicted" for each in outcomes)
+            return outcomes
+
+    handled: Counter[str] = Counter()
+
+    async def work(session: str) -> None:
+        components = location.components()
+        store = Conflicts(await location.location.open(components))
+        backend = PagesBackend(store, "mails", components)
+        has_more = True
+        while has_more:
+            claimed = await backend.claim(1, session=session, visibility=30)
+            handled.update(ids(claimed.messages))
+            await settle_all(backend, claimed.messages)
+            has_more = claimed.more
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(work(f"worker-{number}"))
+    assert len(handled) == 1_000
+    assert set(handled.values()) == {1}
+    assert Conflicts.count < 0.05 * 1_000
+
+
+async def test_a_transaction_cannot_be_joined(backend: PagesBackend) -> None:
+    """The error says what to use instead."""
+    with pytest.raises(Invalid, match=r"not in a SQL database.*Leave it out"):
+        await backend.push_within(object(), new_messages(1))
+
+
+async def test_a_push_has_at_most_three_megabytes(backend: PagesBackend) -> None:
+    """Refused as a whole, before anything is sent."""
+    large = [NewMessage(id=f"{n}", value="x" * 250_000, max_attempts=1) for n in range(13)]
+    with pytest.raises(Invalid, match="Push in parts"):
+        await backend.push(large)
+    assert await backend.count() == {}
+    await backend.push(large[:12])
+    assert await backend.count() == {"ready": 12}
+
+
+async def test_the_bell_tells_other_processes_of_new_messages(
+    location: PagesQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile an idle worker reads the bell, and neither lists nor reads anything else."""
+    for module in ("backend", "bell"):
+        monkeypatch.setattr(f"jobsync.queue.pages.{module}.READ_INTERVAL", 0.001)
+    _, producer = await open_counting(location)
+    counting, worker = await open_counting(location)
+    assert await claim(worker) == []
+    before = counting.requests.copy()
+    for _ in range(5):
+        location.clock.ahead += 20
+        await worker.wait(0.01)
+        assert await claim(worker) == []
+    assert counting.requests - before == Counter(other=(counting.requests - before)["other"])
+    await producer.push(new_messages(1))
+    await worker.wait(60)
+    (message,) = await claim(worker)
+    # A push within two seconds rings no more; whoever heard the bell looks once more.
+    await producer.push(new_messages(2))
+    claimed = await worker.claim(10, session=ME, visibility=30)
+    assert (ids(claimed.messages), claimed.due is not None) in [([], True), (["id-2"], True)]
+    location.clock.ahead += 3
+    found = claimed.messages or await claim(worker)
+    assert ids(found) == ["id-2"]
+    assert await settle_all(worker, [message, *found]) == [True, True]
+
+
+async def test_a_lost_ring_delays_a_message_and_no_more(location: PagesQueues) -> None:
+    """Pages are listed every five minutes, whatever the bell says."""
+    _, worker = await open_counting(location)
+    assert await claim(worker) == []
+    await (await location.open("mails")).push(new_messages(1))
+    location.clock.ahead += 4
+    assert await claim(worker) == []
+    location.clock.ahead += 300
+    assert ids(await claim(worker)) == ["id-1"]
+
+
+async def test_a_broken_bell_stops_nobody(location: PagesQueues) -> None:
+    """It is only a hint."""
+    await spoil(location, "bell/", "queues", ["not", "numbers"])
+    _, producer = await open_counting(location)
+    await producer.push(new_messages(1))
+    assert ids(await claim(producer)) == ["id-1"]
+
+
+async def test_a_claim_that_nobody_renewed_for_an_hour_is_ended_at_first_sight(
+    location: PagesQueues,
+) -> None:
+    """One-shot runs live too short to watch a claim; the age of its page is the server's."""
+    _, first = await open_counting(location)
+    await first.push(new_messages(1))
+    (message,) = await claim(first)
+    location.clock.ahead += 3_500
+    _, second = await open_counting(location)
+    assert (await second.claim(1, session=OTHER, visibility=30)).lapse != 0
+    assert await second.end_claims() == []
+    location.clock.ahead += 200
+    counting, third = await open_counting(location)
+    await counting.write([Put("session/somebody", {})])
+    claimed = await third.claim(1, session=OTHER, visibility=30)
+    assert claimed.lapse == 0
+    assert [each.id for each in await third.end_claims()] == [message.id]
+    assert ids(await claim(third, suspects=True)) == [message.id]
+
+
+async def test_a_long_claim_is_not_ended_after_an_hour(location: PagesQueues) -> None:
+    """It holds for as long as its worker said."""
+    _, first = await open_counting(location)
+    await first.push(new_messages(1))
+    await claim(first, visibility=7_200)
+    location.clock.ahead += 4_000
+    counting, second = await open_counting(location)
+    await counting.write([Put("session/somebody", {})])
+    assert ((await second.claim(1, session=OTHER, visibility=30)).lapse or 1) > 0
+    assert await second.end_claims() == []
+
+
+async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
+    location: PagesQueues,
+) -> None:
+    """What only looks like a done page is read first, reported, and never deleted."""
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(1, 2))
+    await settle_all(backend, await claim(backend))
+    await counting.write([Put(f"{LANE}{NAME}", [1, 2, 3], mark=PageMark.DONE)])
+    location.clock.ahead += 3_700
+    assert await backend.forget("completed", older_than=60) == 0
+    location.clock.ahead += 700
+    await counting.write([Put("session/somebody", {})])
+    assert await backend.forget("completed", older_than=60) == 2
+    (left,) = await read_pages(location)
+    assert left.value == [1, 2, 3]

@@ -1,0 +1,210 @@
+"""Each change of a page does what it says, may be applied again, and loses nothing."""
+
+from typing import Any
+
+import pytest
+
+from jobsync.core.messages import Transition
+from jobsync.queue.backend import NewMessage, Receipt, Settlement
+from jobsync.queue.pages import changes
+from jobsync.queue.pages.changes import Claimant, Targets
+from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
+
+NOW = 1_000.0
+TARGETS = Targets("dead/d", lambda due: f"0/{due:.0f}")
+
+
+def push(*ids: str, **options: Any) -> QueuePage:
+    """Return a new page."""
+    options = {"max_attempts": 4, **options}
+    return changes.new_page(
+        "birth", [NewMessage(id=name, value={"n": name}, **options) for name in ids], NOW
+    )
+
+
+def claim(
+    page: QueuePage, name: str = "c1", limit: int = 10, **options: Any
+) -> tuple[QueuePage, list[str]]:
+    """Claim messages; return the page and their ids."""
+    claimant = Claimant(
+        id=name, session=f"session of {name}", visibility=30.0, limit=limit, **options
+    )
+    after, found = changes.claim(page, claimant, NOW)
+    return after, [each.id for each in found]
+
+
+def settle(
+    page: QueuePage, name: str, claim_id: str, move: Transition, **how: Any
+) -> tuple[QueuePage, bool]:
+    """Settle one claim."""
+    settlement = Settlement(receipt=Receipt(name, 1, claim_id), move=move, **how)
+    after, (answer,) = changes.settle(page, [(settlement, claim_id)], NOW, TARGETS)
+    return after, answer
+
+
+def find(page: QueuePage, name: str) -> PageMessage:
+    """Return a message of a page."""
+    return next(each for each in page.messages if each.id == name)
+
+
+def test_a_claim_takes_what_waited_first_and_is_found_again() -> None:
+    """A second application, after a lost reply, returns the same messages and writes nothing."""
+    page, _ = claim(push("a", "b", "c"), "old", 1)
+    page, _ = settle(page, "a", "old", "retry")
+    # "a" waited, so it is before "b"; within the page they keep their order.
+    page, found = claim(page, "c1", 2)
+    assert found == ["a", "b"]
+    assert claim(page, "c1", 2) == (page, ["a", "b"])
+    assert claim(page, "c2")[1] == ["c"]
+
+
+def test_only_due_messages_of_the_requested_kind_are_claimed() -> None:
+    """By delay, by task, and suspects apart from others."""
+    page = push("a", delay=50)
+    assert claim(page) == (page, [])
+    page = push("a", task="x")
+    assert claim(page, tasks=frozenset({"y"}))[1] == []
+    assert claim(page, tasks=frozenset({"x"}))[1] == ["a"]
+    page, _ = changes.end_claims(claim(page)[0], lambda _: True, NOW, TARGETS)
+    assert claim(page)[1] == []
+    assert claim(page, suspects=True)[1] == ["a"]
+
+
+def test_a_renewal_never_shortens_a_claim() -> None:
+    """It counts up, so that observers start again."""
+    page, _ = claim(push("a", "b"))
+    page, answers = changes.extend(page, [("a", "c1"), ("b", "cX"), ("z", "c1")], 30, lambda _: 99)
+    assert answers == [True, False, False]
+    assert (find(page, "a").renewal, find(page, "a").hold) == (1, 99)
+    assert find(page, "b").renewal == 0
+
+
+@pytest.mark.parametrize("move", ["complete", "cancel", "retry", "bury", "release", "snooze"])
+def test_a_settlement_is_recognised_and_others_are_stale(move: Transition) -> None:
+    """However the claim ends; the page does not change again."""
+    page, _ = claim(push("a", "b"))
+    after, answer = settle(page, "a", "c1", move)
+    assert answer
+    assert settle(after, "a", "c1", move) == (after, True)
+    other: Transition = "complete" if move != "complete" else "bury"
+    assert settle(after, "a", "c1", other) == (after, False)
+    assert settle(after, "a", "cX", move) == (after, False)
+    assert settle(after, "nobody", "c1", move) == (after, False)
+    assert find(after, "b") == find(page, "b")
+
+
+def test_a_finished_page_keeps_no_payload() -> None:
+    """Ids, attempts, session and marks are left."""
+    page, _ = claim(push("a"))
+    page, _ = settle(page, "a", "c1", "complete")
+    assert page.find_mark(NOW) is PageMark.DONE
+    assert find(page, "a").value is None
+    assert page.find_session(find(page, "a").claim) == "session of c1"
+    page, count = changes.purge(page, lambda each: each.state == "completed")
+    assert (page.messages, page.claims, count) == ((), (), 1)
+
+
+MOVES: dict[str, tuple[Transition, float, str]] = {
+    "dead": ("bury", 0, "dead/d"),
+    "cancelled": ("cancel", 0, "dead/d"),
+    "a long delay": ("snooze", 61, "0/1061"),
+}
+
+
+@pytest.mark.parametrize(("move", "delay", "target"), MOVES.values(), ids=MOVES)
+def test_a_move_copies_first_and_forgets_then(move: Transition, delay: float, target: str) -> None:
+    """Meanwhile nothing else happens to the message; its page answers for it afterwards."""
+    page, _ = claim(push("a", "b"))
+    page, _ = settle(page, "a", "c1", move, delay=delay, error="boom")
+    assert page.targets == [target]
+    assert page.find_mark(NOW) is PageMark.MOVING
+    assert changes.end_claims(page, lambda each: each.id == "a", NOW, TARGETS) == (page, [])
+    assert changes.purge(page, lambda each: each.id == "a") == (page, 0)
+    assert claim(page, "c2", suspects=False)[1] == []
+    copy = changes.build_target(page, target, "birth 2")
+    assert [each.id for each in copy.messages] == ["a"]
+    assert copy.messages[0].value == {"n": "a"}
+    assert copy.messages[0].errors[0].session == "session of c1"
+    assert copy.targets == []
+    rest = changes.finish_move(page, target)
+    assert (find(rest, "a").state, find(rest, "a").value) == ("moved", None)
+    assert changes.finish_move(rest, target) is rest
+    assert settle(rest, "a", "c1", move, delay=delay, error="boom") == (rest, True)
+    assert find(rest, "b").state == "claimed"
+
+
+def test_a_short_delay_stays_in_the_page() -> None:
+    """A retry within a minute costs no further request."""
+    page, _ = claim(push("a"))
+    page, _ = settle(page, "a", "c1", "retry", delay=60, error="boom")
+    assert (page.targets, find(page, "a").due) == ([], NOW + 60)
+    assert page.find_mark(NOW) is PageMark.WAITING
+
+
+def test_one_change_has_one_target_for_each_lane() -> None:
+    """Named for the first message that is due there."""
+    page, _ = claim(push("a", "b", "c", "d"))
+    ends = [("a", "retry", 300.0), ("b", "retry", 200.0), ("c", "bury", 0.0), ("d", "cancel", 0.0)]
+    batch = [
+        (Settlement(receipt=Receipt(name, 1, "c1"), move=move, delay=delay), "c1")  # type: ignore[arg-type]
+        for name, move, delay in ends
+    ]
+    page, answers = changes.settle(page, batch, NOW, TARGETS)
+    assert answers == [True] * 4
+    assert page.targets == ["0/1200", "dead/d"]
+    half = changes.finish_move(page, "dead/d")
+    assert half.targets == ["0/1200"]
+    assert [each.state for each in half.messages] == ["waiting", "waiting", "moved", "moved"]
+    assert half.messages[0].value == {"n": "a"}
+
+
+def test_a_lapse_spares_or_spends_an_attempt() -> None:
+    """A suspect that lapses spends one; the last one makes a dead letter."""
+    page, _ = claim(push("a", max_attempts=1))
+    page, (ended,) = changes.end_claims(page, lambda _: True, NOW, TARGETS)
+    assert (ended.state, ended.session) == ("waiting", "session of c1")
+    assert (find(page, "a").attempts, find(page, "a").is_suspect) == (0, True)
+    page, _ = claim(page, "c2", suspects=True)
+    page, (ended,) = changes.end_claims(page, lambda _: True, NOW, TARGETS)
+    assert (ended.state, page.targets) == ("dead", ["dead/d"])
+    assert len(find(page, "a").errors) == 2
+
+
+def test_dead_letters_move_back_with_all_attempts() -> None:
+    """All of them, or those that are named; cancelled ones only by name."""
+    page, _ = claim(push("a", "b", "c"))
+    for name, move in (("a", "bury"), ("b", "cancel"), ("c", "bury")):
+        page, _ = settle(page, name, "c1", move)  # type: ignore[arg-type]
+    dead = changes.build_target(page, "dead/d", "birth 2")
+    assert changes.begin_redrive(dead, ["nobody"], 9, NOW, "0/t") == (dead, 0)
+    by_name, count = changes.begin_redrive(dead, ["b"], 9, NOW, "0/t")
+    assert (count, by_name.targets) == (1, ["0/t"])
+    every, count = changes.begin_redrive(dead, None, 9, NOW, "0/t")
+    assert count == 2
+    back = changes.build_target(every, "0/t", "birth 3")
+    assert [(each.id, each.state, each.attempts) for each in back.messages] == [
+        ("a", "waiting", 0),
+        ("c", "waiting", 0),
+    ]
+    _, count = changes.begin_redrive(dead, None, 1, NOW, "0/t")
+    assert count == 1
+
+
+def test_errors_do_not_outgrow_the_page() -> None:
+    """Of too many, each message keeps its last one, shortened."""
+    page = push(*(f"m{n}" for n in range(200)))
+    for attempt in range(2):
+        page, found = claim(page, f"c{attempt}", 1000)
+        for name in found:
+            page, _ = settle(page, name, f"c{attempt}", "retry", error="x" * 5000)
+    size = sum(len(failure.error) for each in page.messages for failure in each.errors)
+    assert size <= 64 * 1024
+    assert all(each.errors for each in page.messages)
+    assert all(each.value for each in page.messages)
+
+
+def test_errors_are_text_that_can_be_stored() -> None:
+    """Whatever the handler raised."""
+    page, _ = claim(push("a"))
+    page, _ = settle(page, "a", "c1", "retry", error="a\0b\ud800")
+    assert find(page, "a").errors[0].error == "a\\0b?"
