@@ -45,7 +45,7 @@ PAGES_DIFFER = {
     "test_an_old_queue_of_newer_messages_is_idle": _WHOLE,
     "test_a_claim_returns_whether_there_may_be_more": _WHOLE,
     "test_an_id_that_exists_is_refused": _IDS,
-    "test_an_id_is_in_use_while_its_message_is_in_flight": _IDS,
+    "test_an_id_that_waits_is_in_use": _IDS,
     "test_a_message_that_dies_again_is_not_redriven_again": _STEPS,
     "test_a_redrive_that_fails_halfway_says_so": _STEPS,
     "test_messages_finished_long_ago_are_removed": _HOUR,
