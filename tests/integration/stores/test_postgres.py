@@ -29,7 +29,7 @@ from jobsync import (
 )
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.pool import PostgresPool
+from jobsync.stores.postgres.pool import PostgresPool, ReplyLost
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.postgres.store import PostgresStore, schema_sql
 
@@ -430,6 +430,13 @@ async def test_a_waiter_is_woken_once_when_listening_starts(url: str, connect: C
     await asyncio.wait([again], timeout=0.2)
     assert not again.done()
     again.cancel()
+
+
+async def test_an_error_that_ends_the_connection_is_no_refusal(url: str, connect: Connect) -> None:
+    """It may come after the commit, so the outcome is unknown."""
+    store = await connect(url)
+    with pytest.raises(ReplyLost):
+        await store._pool._attempt("SELECT pg_terminate_backend(pg_backend_pid())", [])
 
 
 async def test_waiting_ends_when_another_process_could_have_written(

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components
-from jobsync.coordination.observer import Observer
+from jobsync.coordination.observer import DEAD_SESSION_TTL, Observer
 from jobsync.coordination.session import SESSIONS, Session, SessionOwner
 from jobsync.core.trust import Timing
 from jobsync.events import Events
@@ -158,3 +158,21 @@ async def test_a_heartbeat_at_the_last_moment_saves_a_session_that_runs() -> Non
     record = await trio.store.get(f"{SESSIONS}{victim}")
     assert record is not None
     assert record.value["state"] == "live"
+
+
+async def test_a_dead_session_that_is_needed_keeps_no_other_one() -> None:
+    """Each is removed after its time, unless something needs it."""
+    trio = Trio()
+    needed = await trio.meet()
+    trio.running.remove(1)
+    await trio.stranger.declare_dead()
+    later = Session(SessionOwner(trio.store, trio.components[0], TIMING, "worker-2"))
+    await later.open()
+    await trio.stranger.check_all()
+    assert await trio.stranger.declare_dead() == [later.incarnation]
+    trio.clock.mono_seconds += 2 * DEAD_SESSION_TTL
+    await trio.stranger.remove_long_dead([needed])
+    left = await trio.store.heads(SESSIONS, limit=10)
+    assert [head.key for head in left] == [f"{SESSIONS}{needed}"]
+    await trio.stranger.remove_long_dead([])
+    assert await trio.store.heads(SESSIONS, limit=10) == []

@@ -192,11 +192,12 @@ def test_defaults_are_filled_in() -> None:
 
 
 def test_a_default_cannot_be_changed_through_a_record() -> None:
-    """Records do not share a default value."""
-    fields = parse({"tags": 'array|default:["x"]'})
+    """Records do not share a default value, nor what is inside it."""
+    fields = parse({"tags": 'array|default:["x"]', "rows": 'array|default:[["x"]]'})
     first, _ = conform(fields, {})
     first["tags"].append("y")
-    assert conform(fields, {}) == ({"tags": ["x"]}, [])
+    first["rows"][0].append("y")
+    assert conform(fields, {}) == ({"tags": ["x"], "rows": [["x"]]}, [])
 
 
 def test_a_required_object_must_be_present() -> None:

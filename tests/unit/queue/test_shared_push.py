@@ -87,6 +87,17 @@ async def test_those_that_come_during_a_commit_share_the_next(callers: Callers) 
     await asyncio.gather(first, *others)
 
 
+@pytest.mark.parametrize("size", [1024, 3 * 1024 * 1024, 4 * 1024 * 1024, 5 * 1024 * 1024])
+async def test_however_large_a_push_is_it_is_sent(callers: Callers, size: int) -> None:
+    """Alone if it is larger than what is sent together."""
+    (first,) = await callers.start(A)
+    others = await callers.start(B, size=size)
+    others += await callers.start(f"{C},{D}", E, size=size)
+    while not all(task.done() for task in (first, *others)):
+        await callers.database.end()
+    assert [each for commit in callers.database.commits for each in commit] == [A, B, C, D, E]
+
+
 async def test_one_after_another_each_has_a_commit(callers: Callers) -> None:
     """Nobody waits for others that may come."""
     for number in range(3):
