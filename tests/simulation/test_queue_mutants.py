@@ -22,7 +22,7 @@ from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue import executor
+from jobsync.queue import backend, executor
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
@@ -32,7 +32,7 @@ from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.shutdown import Shutdown, wait_for_change
-from jobsync.queue.sql import common, sqlite
+from jobsync.queue.sql import sqlite
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.sqlite import SQL, SqliteBackend
 from jobsync.testing import check_story, run_story
@@ -137,7 +137,7 @@ def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:
 def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A deployment spends an attempt of every message in flight."""
     counted = {**TRANSITIONS, "release": replace(TRANSITIONS["release"], returns=False)}
-    patch.setattr(common, "TRANSITIONS", counted)
+    patch.setattr(backend, "TRANSITIONS", counted)
 
 
 def tries_once_more(patch: pytest.MonkeyPatch) -> None:
