@@ -52,10 +52,7 @@ __all__ = [
     "QueuePart",
     "Receipt",
     "Settlement",
-    "WorkerStatus",
-    "build_worker_facts",
     "name_queue",
-    "read_worker_statuses",
 ]
 
 DEFAULT_NAMESPACE = "default"
@@ -68,7 +65,6 @@ MESSAGE_FORMAT = 1
 """The format of stored messages that this code writes, and the highest that it understands."""
 
 _ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
-_FACT_PREFIX = "queue:"
 
 QueuePart: TypeAlias = Literal["queue", "dead"]
 """The messages of a queue that are not finished, or its dead letters."""
@@ -77,36 +73,6 @@ QueuePart: TypeAlias = Literal["queue", "dead"]
 def name_queue(namespace: str, resource: str) -> str:
     """Return the stored name of a queue: its namespace and the resource with its schema."""
     return f"{namespace}/{resource}"
-
-
-class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's work on a queue, as its session reports it.
-
-    Reported when the process starts, pauses and stops, so that readers can distinguish a
-    queue with busy workers from one without workers. Each report costs one heartbeat.
-    """
-
-    concurrency: int
-    """How many handlers it runs at once."""
-    is_paused: bool = False
-    """Whether this process alone claims nothing for now."""
-
-
-def build_worker_facts(queue: str, status: WorkerStatus | None) -> dict[str, Json]:
-    """Return the session facts to report; without a status, the process no longer works."""
-    return {f"{_FACT_PREFIX}{queue}": None if status is None else msgspec.to_builtins(status)}
-
-
-def read_worker_statuses(facts: Mapping[str, Json]) -> dict[str, WorkerStatus]:
-    """Return a session's statuses by queue, without those that newer code may have written."""
-    statuses = {}
-    for name, fact in facts.items():
-        if name.startswith(_FACT_PREFIX) and fact is not None:
-            try:
-                statuses[name.removeprefix(_FACT_PREFIX)] = msgspec.convert(fact, WorkerStatus)
-            except msgspec.ValidationError:
-                continue
-    return statuses
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from jobsync.database.database import Database
 from jobsync.database.supervisor import Work
 from jobsync.events import Event
 from jobsync.queue import events
-from jobsync.queue.backend import QueueBackend, WorkerStatus
+from jobsync.queue.backend import QueueBackend
 from jobsync.queue.worker import Worker, find_calling_worker
+from jobsync.queue.worker_status import WorkerStatus
 
 __all__ = ["BuildWorker", "LocalWorkers", "QueueProcess"]
 

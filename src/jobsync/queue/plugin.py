@@ -34,8 +34,6 @@ from jobsync.queue.backend import (
     MessageInfo,
     QueueBackend,
     QueuePart,
-    WorkerStatus,
-    build_worker_facts,
     name_queue,
 )
 from jobsync.queue.enqueue import build_messages
@@ -46,6 +44,7 @@ from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import LONGEST_RETENTION, QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.worker import Worker, find_calling_worker
+from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
 from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]

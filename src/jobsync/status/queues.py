@@ -16,11 +16,10 @@ from jobsync.queue.backend import (
     MessageInfo,
     Pause,
     QueueContent,
-    WorkerStatus,
     name_queue,
-    read_worker_statuses,
 )
 from jobsync.queue.sql import QueueDirectory, open_directory
+from jobsync.queue.worker_status import WorkerStatus, read_worker_statuses
 from jobsync.status.sessions import (
     SessionCondition,
     SessionStatus,
