@@ -34,7 +34,10 @@ from jobsync.errors import Invalid
 
 __all__ = [
     "FINISHED",
+    "LAPSED",
     "LIVE",
+    "LONGEST_ERROR",
+    "SPARED",
     "TRANSITIONS",
     "Cancel",
     "Completed",
@@ -48,6 +51,7 @@ __all__ = [
     "decide",
     "decide_lapse",
     "has_spent",
+    "shorten_error",
 ]
 
 MessageState: TypeAlias = Literal["ready", "waiting", "claimed", "completed", "cancelled", "dead"]
@@ -57,6 +61,15 @@ LIVE: tuple[MessageState, ...] = ("ready", "waiting", "claimed")
 
 FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
 """States of messages that are no longer handled, unless they are redriven."""
+
+LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
+"""The error stored for a claim that was ended."""
+
+SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
+"""The error stored for a claim that was ended while other messages were in flight."""
+
+LONGEST_ERROR = 2000
+"""The most characters of a stored error."""
 
 Transition: TypeAlias = Literal[
     "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
@@ -135,6 +148,11 @@ HandlerVerdict: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
 def has_spent(attempts: int, max_attempts: int) -> bool:
     """Whether a message that fails now has no attempt left."""
     return attempts >= max_attempts
+
+
+def shorten_error(text: str) -> str:
+    """Return an error as it is stored: shortened, and text that every store can hold."""
+    return text[:LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
 
 
 def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Transition:

@@ -19,6 +19,7 @@ __all__ = [
     "check_finished",
     "check_ids",
     "check_reason",
+    "check_settled_once",
     "check_state",
     "check_states",
 ]
@@ -53,6 +54,13 @@ def check_ids(ids: Collection[str]) -> list[str]:
             problem = "must be ids of messages, which are printable text"
             raise Invalid("ids", name, problem, "pass ids as enqueue or browse has returned them")
     return list(dict.fromkeys(listed))
+
+
+def check_settled_once(ids: Collection[str]) -> None:
+    """Check that no two settlements of a batch are about one message."""
+    if len({*ids}) < len(ids):
+        problem = "contain a message twice"
+        raise Invalid("settlements", len(ids), problem, "settle each message once")
 
 
 def check_cursor(state: MessageState, after: object) -> None:

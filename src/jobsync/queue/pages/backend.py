@@ -21,6 +21,7 @@ from jobsync.queue.arguments import (
     check_finished,
     check_ids,
     check_reason,
+    check_settled_once,
     check_state,
     check_states,
 )
@@ -130,7 +131,7 @@ class PagesBackend(QueueBackend):
         await self._wake()
 
     async def _wake(self) -> None:
-        """Tell workers, here and elsewhere, that there is something to claim."""
+        """Wake workers, here and elsewhere: there is something to claim."""
         self._notifier.wake([self.topic])
         if self._bell is not None:
             await self._bell.ring(self.queue)
@@ -160,9 +161,7 @@ class PagesBackend(QueueBackend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims: one write for each page."""
-        if len({each.receipt.id for each in settlements}) < len(settlements):
-            problem = "contain a message twice"
-            raise Invalid("settlements", len(settlements), problem, "settle each message once")
+        check_settled_once([each.receipt.id for each in settlements])
         by_page: dict[str, list[tuple[Settlement, str]]] = defaultdict(list)
         for each in settlements:
             claim, _, place = each.receipt.claim.partition("@")

@@ -55,7 +55,7 @@ class Bell:
         return _bells.setdefault(store, cls(store, components.clock))
 
     async def ring(self, queue: str) -> None:
-        """Tell others that there is something new in a queue. Never fails."""
+        """Announce something new in a queue to other processes. Never fails."""
         now = self._clock.mono()
         if now - self._rung.get(queue, Mono(float("-inf"))) < RING_INTERVAL:
             return

@@ -15,7 +15,14 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
+from jobsync.core.messages import (
+    LAPSED,
+    SPARED,
+    TRANSITIONS,
+    MessageState,
+    decide_lapse,
+    shorten_error,
+)
 from jobsync.queue.backend import EndedClaim, Failure, NewMessage, Settlement
 from jobsync.queue.pages.page import PageClaim, PageMessage, PageState, QueuePage
 
@@ -39,16 +46,9 @@ SHORT_DELAY = 60.0
 """Seconds that a message may wait in its page; a longer delay moves it to a page of its own."""
 
 _MAX_MARKS = 4
-_LONGEST_ERROR = 2000
 _MAX_ERRORS = 64 * 1024
 """The most characters of all errors in a page, each of which may need six bytes. If there are more,
 each message keeps its last error, shortened."""
-
-LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
-"""The error stored for a claim that was ended."""
-
-SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
-"""The error stored for a claim that was ended while other messages were in flight."""
 
 T = TypeVar("T")
 IsOver: TypeAlias = Callable[[PageMessage], bool]
@@ -335,7 +335,7 @@ def _move_to(message: PageMessage, state: MessageState, now: float, delay: float
 def _place_moves(
     changed: Mapping[int, PageMessage], now: float, targets: Targets
 ) -> dict[int, PageMessage]:
-    """Name the target of each message that does not stay in its page."""
+    """Return the messages with the target of each that does not stay in its page."""
     dues = [
         each.due
         for each in changed.values()
@@ -358,9 +358,8 @@ def _settled(page: QueuePage, changed: Mapping[int, PageMessage]) -> QueuePage:
 
 
 def _build_failure(page: QueuePage, message: PageMessage, error: str, now: float) -> Failure:
-    plain = error[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
     session = page.find_session(message.claim)
-    return Failure(attempt=message.attempts, error=plain, at=now, session=session)
+    return Failure(attempt=message.attempts, error=shorten_error(error), at=now, session=session)
 
 
 def _shorten_errors(page: QueuePage) -> QueuePage:

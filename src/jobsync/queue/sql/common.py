@@ -29,6 +29,7 @@ from jobsync.queue.arguments import (
     check_finished,
     check_ids,
     check_reason,
+    check_settled_once,
     check_state,
     check_states,
 )
@@ -51,9 +52,7 @@ from jobsync.stores.scan import check_age, check_limit
 from jobsync.stores.sql import SqlAccess
 
 __all__ = [
-    "LAPSED",
     "MAX_BATCH",
-    "SPARED",
     "ClaimRequest",
     "ClaimedRows",
     "SqlBackend",
@@ -65,12 +64,6 @@ MAX_BATCH = 10_000
 
 _REDRIVE_BATCH = 1_000
 """How many dead letters one transaction puts back: each is written twice, with its payload."""
-
-LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
-"""The error stored for a claim that was ended."""
-
-SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
-"""The error stored for a claim that was ended while other messages were in flight."""
 
 _GIVE_UP_AFTER = 30.0
 """Seconds after which a settlement with an unknown outcome is not sent again."""
@@ -179,9 +172,7 @@ class SqlBackend(QueueBackend):
         if not settlements:
             return []
         ids = [settlement.receipt.id for settlement in settlements]
-        if len({*ids}) < len(ids):
-            problem = "contain a message twice"
-            raise Invalid("settlements", len(ids), problem, "settle each message once")
+        check_settled_once(ids)
         settled = await self._settle_until_answered(settlements)
         if any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)

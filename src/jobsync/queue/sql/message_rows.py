@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY
 from jobsync.core.codec import decode
-from jobsync.core.messages import MessageState
+from jobsync.core.messages import LONGEST_ERROR, MessageState, shorten_error
 from jobsync.errors import Corrupt
 from jobsync.queue.backend import Failure, Message, MessageInfo, Receipt
 from jobsync.stores.corruption_log import CorruptionLog
@@ -20,7 +20,6 @@ __all__ = ["ClaimedRow", "encode_error", "read_infos", "read_message"]
 _MAX_DELIVERIES = 2**31 - 1
 """The end of the counters. Nothing is delivered so often: somebody has written the number."""
 
-_LONGEST_ERROR = 2000
 
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
@@ -32,8 +31,7 @@ it is a suspect, and when it was enqueued."""
 
 def encode_error(text: str) -> str:
     """Return an error as JSON, shortened, without characters that a database cannot store."""
-    plain = text[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
-    return msgspec.json.encode(plain).decode()
+    return msgspec.json.encode(shorten_error(text)).decode()
 
 
 def encode_any_error(text: str) -> str | None:
@@ -143,4 +141,4 @@ def _read_failure(line: str, name: str, log: CorruptionLog) -> Failure:
         return _decode_failure(line)
     except (msgspec.DecodeError, UnicodeError) as error:
         log.report(Corrupt(f"message {name}", f"its errors are not JSON ({error})"))
-        return Failure(attempt=0, error=line[:_LONGEST_ERROR])
+        return Failure(attempt=0, error=line[:LONGEST_ERROR])

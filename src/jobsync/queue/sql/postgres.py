@@ -21,14 +21,12 @@ from psycopg.errors import UndefinedTable
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.core.messages import MessageState, Transition
+from jobsync.core.messages import LAPSED, SPARED, MessageState, Transition
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import TOPIC, MessageGroup, SqlDirectory
 from jobsync.queue.sql.common import (
-    LAPSED,
     MAX_BATCH,
-    SPARED,
     ClaimedRows,
     ClaimRequest,
     SqlBackend,

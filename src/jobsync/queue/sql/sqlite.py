@@ -16,14 +16,12 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Clock
-from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
+from jobsync.core.messages import LAPSED, SPARED, TRANSITIONS, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import MessageGroup, SqlDirectory
 from jobsync.queue.sql.common import (
-    LAPSED,
     MAX_BATCH,
-    SPARED,
     ClaimedRows,
     ClaimRequest,
     SqlBackend,

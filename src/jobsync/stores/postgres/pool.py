@@ -259,7 +259,7 @@ class PostgresPool:
             ) from error
 
     def _check_long(self) -> None:
-        """Let others run in place of the statements that take long."""
+        """Start others in place of the statements that take long."""
         self._long_check = None
         if not self._slots.locked():
             return
