@@ -1,4 +1,7 @@
-"""What a process reports in its session about its work on queues, for those who ask why."""
+"""What a process reports in its session about its work on queues.
+
+On its own because workers write it and the status commands read it, which know nothing of each other.
+"""
 
 from collections.abc import Mapping
 
