@@ -1,6 +1,6 @@
 """What a process reports in its session about its work on queues.
 
-On its own because workers write it and the status commands read it, which know nothing of each other.
+On its own because workers write it and status readers read it, and neither knows the other.
 """
 
 from collections.abc import Mapping
