@@ -57,6 +57,9 @@ Besides, a write of pages whose request or reply was lost is sent again until it
 where a database raises an error; `heals` is true there. And a push of pages is smaller.
 """
 
+PUSHES = pytest.mark.parametrize("before", [0, 60], ids=["one", "many"])
+"""A push of one message, and of so many that a backend may have another way for them."""
+
 
 def heals(location: QueueLocation) -> bool:
     """Whether a lost request is sent again by the store itself."""
@@ -147,17 +150,23 @@ async def test_what_is_pushed_is_claimed_in_order_and_completed_for_good(
     assert await backend.count() == {"claimed": 2, "completed": 3}
 
 
-async def test_a_message_arrives_as_it_was(backend: QueueBackend) -> None:
+@PUSHES
+async def test_a_message_arrives_as_it_was(backend: QueueBackend, before: int) -> None:
     """Every kind of JSON, every script, and escaped control characters."""
     value: Any = {
-        "text": 'a"b\\n\\u0041\n\t☃ 𝄞 {x}, %s',
+        "text": 'a"b\\n\\u0041\n\t☃ 𝄞 {x}, %s \\N \\.',
         "deep": [1, -2.5, True, None, {"": []}],
         "e": "",
     }
-    await backend.push([NewMessage(id="x", value=value, max_attempts=7, timeout=1.5)])
-    message = await take(backend)
+    special = NewMessage(id="x\\t", value=value, max_attempts=7, timeout=1.5, task="a\tb\\c")
+    await backend.push([*new_messages(*range(before)), special])
+    *others, message = await claim(backend, 100)
+    assert values(others) == [*range(before)]
+    assert {(each.id, each.timeout) for each in others} == {
+        (f"id-{n}", None) for n in range(before)
+    }
     assert message.value == value
-    assert (message.id, message.attempt, message.max_attempts) == ("x", 1, 7)
+    assert (message.id, message.attempt, message.max_attempts) == ("x\\t", 1, 7)
     assert (message.timeout, message.is_suspect) == (1.5, False)
     assert message.enqueued == pytest.approx(Components.system().clock.wall().seconds, abs=60)
 
@@ -173,12 +182,13 @@ async def test_queues_are_separate(location: QueueLocation, backend: QueueBacken
     assert await backend.count() == {"claimed": 1}
 
 
-async def test_a_push_is_all_or_nothing(backend: QueueBackend) -> None:
+@PUSHES
+async def test_a_push_is_all_or_nothing(backend: QueueBackend, before: int) -> None:
     """If the library refuses a message of the batch, or if there is one twice."""
     with pytest.raises(Invalid, match="message"):
         await backend.push([*new_messages(1), NewMessage(id="y", value={1, 2}, max_attempts=1)])
     with pytest.raises(Exception, match=r"(?i)unique"):
-        await backend.push(new_messages(1, 2, 1))
+        await backend.push(new_messages(*range(before), 1001, 1002, 1001))
     assert await backend.count() == {}
 
 
@@ -228,11 +238,13 @@ async def test_concurrent_claims_get_each_message_once(location: QueueLocation) 
     )
 
 
+@PUSHES
 async def test_a_delayed_message_is_not_claimed_before_its_time(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, before: int
 ) -> None:
     """A claim that finds nothing returns when to try again."""
-    await backend.push(new_messages(1, delay=100))
+    numbers = [*range(before), 1001]
+    await backend.push(new_messages(*numbers, delay=100))
     claimed = await backend.claim(10, session=ME, visibility=60)
     assert claimed.messages == []
     assert claimed.next == claimed.due == pytest.approx(100, abs=30)
@@ -240,7 +252,7 @@ async def test_a_delayed_message_is_not_claimed_before_its_time(
     location.advance(60)
     assert await claim(backend) == []
     location.advance(60)
-    assert values(await claim(backend)) == [1]
+    assert sorted(values(await claim(backend, 100))) == numbers
 
 
 async def test_messages_that_waited_go_first(
@@ -1024,34 +1036,39 @@ async def test_a_claim_returns_whether_there_may_be_more(
     assert (values(second.messages), second.more) == ([3], False)
 
 
-async def test_a_push_wakes_waiters(location: QueueLocation, backend: QueueBackend) -> None:
+@PUSHES
+async def test_a_push_wakes_waiters(
+    location: QueueLocation, backend: QueueBackend, before: int
+) -> None:
     """In another process or this one; without a push the wait times out."""
     other = await location.open("emails")
     await backend.wait(0.01)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         waiting = group.create_task(other.wait(3600))
         while not waiting.done():
-            await backend.push(new_messages(next(_fresh)))
+            await backend.push(new_messages(*itertools.islice(_fresh, before + 1)))
             await asyncio.wait([waiting], timeout=0.2)
 
 
 _fresh = iter(range(1000, 10**9))
 
 
+@PUSHES
 async def test_a_push_whose_reply_was_lost_is_found(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, before: int
 ) -> None:
     """A missing one may still arrive: its outcome is unknown, and it is not sent again."""
+    first, second = [*range(before), 1001], [*range(2000, 2000 + before), 3001]
     location.faults.lost_replies = 1
-    await backend.push(new_messages(1))
+    await backend.push(new_messages(*first))
     location.faults.lost_requests = 1
     if heals(location):
-        await backend.push(new_messages(2))
-        assert values(await claim(backend)) == [1, 2]
+        await backend.push(new_messages(*second))
+        assert values(await claim(backend, 200)) == [*first, *second]
         return
     with pytest.raises(OutcomeUnknown):
-        await backend.push(new_messages(2))
-    assert values(await claim(backend)) == [1]
+        await backend.push(new_messages(*second))
+    assert values(await claim(backend, 200)) == first
 
 
 @pytest.mark.parametrize("move", ["complete", "retry", "release"])

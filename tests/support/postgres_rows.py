@@ -181,6 +181,15 @@ class _Session:
         cursor = self._cursor.execute(statement.encode(), parameters)
         return cursor.fetchall() if cursor.description else []
 
+    def copy(self, statement: str, rows: bytes, topic: str) -> None:
+        """Add rows at the world's time, and notify."""
+        self.changes.clear()
+        self.topics.clear()
+        self.set_time()
+        with self.connection.transaction(), self._cursor.copy(statement.encode()) as copy:
+            copy.write(rows)
+        self.connection.execute("SELECT pg_notify(%s, %s)", [_CHANNEL, topic])
+
     def execute_script(self, script: str) -> None:
         """Run statements without parameters."""
         self.connection.execute(script.encode())
@@ -239,6 +248,18 @@ class PostgresRows(SharedRows, PostgresAccess):
         del statement
         notification = {"channel": self.channel, "topic": topic}
         return self.commit(notifying, {**parameters, **notification}, topic)
+
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        """Add rows for no node, and notify."""
+        self.copy(statement, rows, topic)
+
+    def copy(self, statement: str, rows: bytes, topic: str, node: str = "") -> None:
+        """Add rows, record the messages, and notify; raises as `commit`."""
+        try:
+            self._session.copy(statement, rows, topic)
+        except psycopg.Error as error:
+            raise self._to_error(error, topic) from error
+        self._publish(self._session, node)
 
     def commit(
         self, statement: str, parameters: Parameters, place: str, node: str = ""
@@ -391,6 +412,11 @@ class _PostgresLink(RowLink, PostgresAccess):
             raise
         self.wake(topic)
         return rows
+
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        """Add rows when the request arrives, and notify."""
+        commit = partial(self._rows.copy, statement, rows, topic, self.node)
+        await self.transact(commit, topic)
 
 
 def _get_id(change: Sequence[Any]) -> str:

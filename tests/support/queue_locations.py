@@ -143,6 +143,9 @@ class _FaultyPostgres(PostgresAccess):
             lambda: self._inner.run_and_notify(quietly, loudly, parameters, topic), topic
         )
 
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        await self._faults.apply(lambda: self._inner.copy_and_notify(statement, rows, topic), topic)
+
     def wake(self, topic: str) -> None:
         self._inner.wake(topic)
 

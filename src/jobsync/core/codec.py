@@ -107,7 +107,7 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
     return data
 
 
-def encode_all(values: list[Json]) -> list[str]:
+def encode_all(values: list[Json], field: str = "value", *, limit: int = MAX_VALUE) -> list[bytes]:
     """Return the JSON texts of values, for a batch at half the cost of one by one.
 
     Raises:
@@ -118,12 +118,13 @@ def encode_all(values: list[Json]) -> list[str]:
         try:
             if _convert((values,), _Plains).values == values:
                 lines = _encode_lines(values)
-                if len(lines) <= MAX_VALUE and b"\\u0000" not in lines:
-                    # Each text ends in a line feed, and contains none.
-                    return lines[:-1].decode().split("\n")
+                # Each text ends in a line feed, and contains none.
+                texts = lines[:-1].split(b"\n")
+                if max(map(len, texts)) <= limit and b"\\u0000" not in lines:
+                    return texts
         except _CHECK_FAILURES:
             pass
-    return [encode(value).decode() for value in values]
+    return [encode(value, field, limit=limit) for value in values]
 
 
 def decode(data: bytes | str, key: str) -> Json:

@@ -21,7 +21,6 @@ from jobsync.core.codec import Json
 from jobsync.core.schema import Schema
 from jobsync.database.definition import Definition
 from jobsync.database.document import (
-    LIBRARY_FIELDS,
     Document,
     as_list,
     check_id,
@@ -276,11 +275,7 @@ class Resource(ReadableResource):
         Raises:
             InvalidRecord: some break the schema; lists every invalid field.
         """
-        documents = self.records.validator.build_many(records, ids, self.records.now())
-        return [
-            {name: value for name, value in document.items() if name not in LIBRARY_FIELDS}
-            for document in documents
-        ]
+        return self.records.validator.check_many(records, ids)
 
     async def _insert(self, record: Any) -> Document:
         (new_id,) = self._ids.records(1)

@@ -164,12 +164,20 @@ class Validator:
             document, problems = self._build_checked(record, new_id)
             self._raise_problems(problems)
             documents = [document]
-        return _stamp(documents, now)[0]
+        return _stamp(to_plain_all(documents), now)[0]
 
     def build_many(
         self, records: Sequence[Any], new_ids: Sequence[str], now: float
     ) -> list[dict[str, Json]]:
         """Build the documents of new records.
+
+        Raises:
+            InvalidRecord: lists every invalid field of every record.
+        """
+        return _stamp(self.check_many(records, new_ids), now)
+
+    def check_many(self, records: Sequence[Any], new_ids: Sequence[str]) -> list[dict[str, Json]]:
+        """Build the documents of records that are not stored as such, without times.
 
         Raises:
             InvalidRecord: lists every invalid field of every record.
@@ -183,7 +191,7 @@ class Validator:
                 for problem in problems
             )
             documents = [document for document, _ in checked]
-        return _stamp(documents, now)
+        return to_plain_all(documents)
 
     def build_update(self, current: Json, changes: Any, now: float) -> dict[str, Json]:
         """Build the document that results when changes are merged into a record.
@@ -254,10 +262,9 @@ class Validator:
 
 
 def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
-    plain = to_plain_all(documents)
-    for document in plain:
+    for document in documents:
         document[CREATED] = document[UPDATED] = now
-    return plain
+    return documents
 
 
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:

@@ -86,7 +86,8 @@ def build_records(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], li
         )
     texts = encode_all([record.value for record in records])
     return records, [
-        None if record.deleted else text for record, text in zip(records, texts, strict=True)
+        None if record.deleted else text.decode()
+        for record, text in zip(records, texts, strict=True)
     ]
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "SqlAccess",
     "SqliteAccess",
     "as_array",
+    "escape_copy",
     "fill_in",
     "load_schema_steps",
     "load_sql",
@@ -59,6 +60,8 @@ _BLOCK = re.compile(
     re.MULTILINE,
 )
 _encode = msgspec.json.Encoder().encode
+_COPY_CODES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+"""The characters that end a field or a row, and the one that escapes them."""
 
 
 class SqlAccess(ABC):
@@ -130,6 +133,16 @@ class PostgresAccess(SqlAccess):
             topic: the topic to notify; also the place that an unknown outcome names.
         """
 
+    @abstractmethod
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        """Add rows and wake those who wait for the topic.
+
+        Args:
+            statement: a COPY from STDIN.
+            rows: in PostgreSQL's text format; see `escape_copy`.
+            topic: the topic to notify; also the place that an unknown outcome names.
+        """
+
 
 def load_sql(module: str, file: str) -> dict[str, str]:
     """Return the statements of a file beside the module, by name and in the file's order.
@@ -180,3 +193,9 @@ def as_array(items: Sequence[str | int | float | None]) -> str:
     character: keys have none, and JSON texts have them escaped.
     """
     return f"{{{_encode(items)[1:-1].decode()}}}"
+
+
+def escape_copy(text: str) -> str:
+    """Return a text as a field of a row for COPY."""
+    is_plain = text.isprintable() and "\\" not in text
+    return text if is_plain else text.translate(_COPY_CODES)

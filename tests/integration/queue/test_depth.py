@@ -54,6 +54,9 @@ class Counting(PostgresAccess):
     ) -> list[Any]:
         return await self._inner.run_and_notify(quietly, loudly, parameters, topic)
 
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        await self._inner.copy_and_notify(statement, rows, topic)
+
     def wake(self, topic: str) -> None:
         self._inner.wake(topic)
 

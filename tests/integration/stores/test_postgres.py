@@ -29,7 +29,7 @@ from jobsync import (
 )
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.pool import PostgresPool, ReplyLost
+from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.postgres.store import PostgresStore, schema_sql
 
@@ -435,8 +435,30 @@ async def test_a_waiter_is_woken_once_when_listening_starts(url: str, connect: C
 async def test_an_error_that_ends_the_connection_is_no_refusal(url: str, connect: Connect) -> None:
     """It may come after the commit, so the outcome is unknown."""
     store = await connect(url)
+    end = "SELECT pg_terminate_backend(pg_backend_pid())"
     with pytest.raises(ReplyLost):
-        await store._pool._attempt("SELECT pg_terminate_backend(pg_backend_pid())", [])
+        await store._pool.run(end)
+    with psycopg.connect(url) as admin:
+        admin.execute("CREATE TABLE copied (n integer)")
+    with pytest.raises(ReplyLost):
+        await store._pool.copy(f"COPY copied FROM STDIN; {end}", b"1\n")
+    assert await store._pool.run("SELECT n FROM copied") == []
+
+
+async def test_a_copy_adds_all_rows_or_none(url: str, connect: Connect) -> None:
+    """Also rows of several megabytes; one that is refused leaves the connection in order."""
+    store = await connect(url)
+    with psycopg.connect(url) as admin:
+        admin.execute("CREATE TABLE copied (n integer PRIMARY KEY, text text)")
+    long = "x" * 3_000_000
+    await store._pool.copy("COPY copied FROM STDIN", f"1\t{long}\n2\t\\\\N\n".encode())
+    for rows, after in ((b"3\ta\n2\tb\n", ""), (b"x\ty\n", ""), (b"4\tc\n", "; SELECT 1/0")):
+        with pytest.raises((Misconfigured, MalformedJson)):
+            await store._pool.copy(f"COPY copied FROM STDIN{after}", rows)
+    with pytest.raises(Misconfigured, match="lacks a table"):
+        await store._pool.copy("COPY nowhere FROM STDIN", b"")
+    stored = await store._pool.run("SELECT n, text FROM copied ORDER BY n")
+    assert stored == [(1, long), (2, r"\N")]
 
 
 async def test_waiting_ends_when_another_process_could_have_written(

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.codec import encode
+from jobsync.core.codec import encode_all
 from jobsync.core.messages import LIVE, MessageState
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import (
@@ -407,4 +407,4 @@ def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
     if len(new_messages) > MAX_BATCH:
         size = f"{len(new_messages):,} messages"
         raise Invalid("messages", size, f"must be {MAX_BATCH:,} or fewer", "push in parts")
-    return [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
+    return encode_all([each.value for each in new_messages], "message", limit=MAX_MESSAGE)

@@ -213,6 +213,10 @@ WITH done AS (
 {insert_one}
 ) {notify};
 
+-- name: copy
+-- Add many new messages without a delay: half the cost of an INSERT.
+COPY {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task) FROM STDIN;
+
 -- name: exists
 -- Whether any of these messages exists, finished or not. A push is one transaction, so one message
 -- proves all.

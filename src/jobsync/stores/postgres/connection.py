@@ -19,9 +19,12 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor
+from psycopg import AsyncConnection, AsyncCursor, generators
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait, wait_async
 
@@ -51,6 +54,9 @@ _WAIT_INTERVAL = 10.0
 
 _MAX_PARTS = 32
 """How many parts of an answer are read at once, of some kilobytes each; others wait meanwhile."""
+
+_COPY_PART = 64 * 1024
+"""Bytes of rows that are sent as one message."""
 
 _USER_DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 5,
@@ -124,10 +130,7 @@ class PostgresConnection(AsyncConnection[TupleRow]):
         Raises:
             TimeoutError: no answer came within `statement_timeout` seconds.
         """
-        # One timer for all statements, moved when it fires: most are over long before.
-        self._deadline = self._loop.time() + self.statement_timeout
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        self._start_timer()
         # A cursor that repeats a statement remembers how to send its parameters.
         cursor = self._cursor or self.cursor()
         await cursor.execute(statement, parameters)
@@ -135,6 +138,15 @@ class PostgresConnection(AsyncConnection[TupleRow]):
         # It keeps its rows too, so one with many rows is dropped.
         self._cursor = cursor if len(rows) <= 1 else None
         return rows
+
+    async def copy(self, statement: str, rows: bytes) -> None:
+        """Run a COPY of these rows, and what follows it in the statement, as one transaction.
+
+        Raises:
+            TimeoutError: no answer came within `statement_timeout` seconds.
+        """
+        self._start_timer()
+        await self._run_exchange(_copy_rows(self.pgconn, statement.encode(), rows))
 
     async def wait(
         self, gen: PQGen[T], interval: float | None = None, *args: Any, **kwargs: Any
@@ -182,6 +194,13 @@ class PostgresConnection(AsyncConnection[TupleRow]):
             raise psycopg.OperationalError(str(error)) from error
         finally:
             self._exchange = self._result = None
+
+    def _start_timer(self) -> None:
+        """Let the exchange that begins now end in time."""
+        # One timer for all statements, moved when it fires: most are over long before.
+        self._deadline = self._loop.time() + self.statement_timeout
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
     def _advance(self, ready: Ready | None) -> None:
         """Continue the exchange as far as possible without waiting."""
@@ -233,6 +252,27 @@ class PostgresConnection(AsyncConnection[TupleRow]):
         else:
             self._result.set_exception(TimeoutError())
             self._result.exception()
+
+
+def _copy_rows(connection: PGconn, statement: bytes, rows: bytes) -> PQGen[None]:
+    """The exchange of a COPY. Nothing is written if it ends early."""
+    connection.send_query(statement)
+    _check_results((yield from generators.execute(connection)))
+    view = memoryview(rows)
+    for start in range(0, len(rows), _COPY_PART):
+        # It refuses what it has no memory for until more is sent.
+        while not connection.put_copy_data(view[start : start + _COPY_PART]):
+            yield from generators.send(connection)
+    while not connection.put_copy_end():
+        yield from generators.send(connection)
+    _check_results((yield from generators.execute(connection)))
+
+
+def _check_results(results: list[PGresult]) -> None:
+    """Raise the error of a statement that the server refused."""
+    for result in results:
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
 
 
 def connect_user(url: PostgresUrl, zone: str) -> psycopg.Connection[Any]:

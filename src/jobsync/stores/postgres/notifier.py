@@ -9,9 +9,11 @@ at once after a pause, then at the end of each 50 ms.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from psycopg.sql import quote
 
 from jobsync.components import Components
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
@@ -209,27 +211,38 @@ class PoolAccess(PostgresAccess):
 
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
         """Run one statement and return its rows."""
-        try:
+        with _public_errors(place):
             return await self._pool.run(statement, parameters)
-        except ReplyLost as lost:
-            raise OutcomeUnknown(place, str(lost)) from lost
-        except MalformedJson as malformed:
-            raise Corrupt(place, str(malformed)) from malformed
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str
     ) -> list[Any]:
         """Run a statement and wake those who wait for the topic, at once or soon."""
+        with self._notifying(topic) as is_due:
+            if not is_due:
+                return await self.run(statement, parameters, topic)
+            notification = {"channel": self.channel, "topic": topic}
+            return await self.run(notifying, {**parameters, **notification}, topic)
+
+    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+        """Run a COPY and wake those who wait for the topic, at once or soon."""
+        with self._notifying(topic) as is_due:
+            if is_due:
+                statement += f"; SELECT pg_notify({quote(self.channel)}, {quote(topic)})"
+            with _public_errors(topic):
+                await self._pool.copy(statement, rows)
+
+    @contextmanager
+    def _notifying(self, topic: str) -> Iterator[bool]:
+        """Whether the caller's statement may notify the topic; otherwise it is notified soon."""
+        is_due = bool(self.notifier.take_due([topic]))
         try:
-            if self.notifier.take_due([topic]):
-                notification = {"channel": self.notifier.channel, "topic": topic}
-                return await self.run(notifying, {**parameters, **notification}, topic)
-            rows = await self.run(statement, parameters, topic)
+            yield is_due
         except OutcomeUnknown:
             self.notifier.notify_later([topic])
             raise
-        self.notifier.notify_later([topic])
-        return rows
+        if not is_due:
+            self.notifier.notify_later([topic])
 
     def wake(self, topic: str) -> None:
         """Notify the topic, soon."""
@@ -238,3 +251,14 @@ class PoolAccess(PostgresAccess):
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was notified."""
         await self.notifier.wait(topic, timeout)
+
+
+@contextmanager
+def _public_errors(place: str) -> Iterator[None]:
+    """Raise the errors of the pool as those of an access, which name the place."""
+    try:
+        yield
+    except ReplyLost as lost:
+        raise OutcomeUnknown(place, str(lost)) from lost
+    except MalformedJson as malformed:
+        raise Corrupt(place, str(malformed)) from malformed

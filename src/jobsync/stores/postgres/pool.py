@@ -16,7 +16,8 @@ hold them up: they get another connection in place of its own, which is closed a
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -37,6 +38,8 @@ from jobsync.stores.postgres.connection import (
 from jobsync.stores.sql import Parameters
 
 __all__ = ["MalformedJson", "PostgresPool", "ReplyLost"]
+
+T = TypeVar("T")
 
 _ATTEMPTS = 12
 _BACKOFF = ExponentialBackoff(first=0.002, longest=0.25)
@@ -189,15 +192,11 @@ class PostgresPool:
             MalformedJson: it read a value that is not JSON; nothing happened.
             Misconfigured, Unavailable: nothing happened.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return await self._attempt(statement, parameters)
-            except _RolledBack:
-                await _BACKOFF.sleep(attempt, self._clock, self._randomness)
-        raise Unavailable(
-            self.name,
-            f"the server rolled the statement back {_ATTEMPTS} times; nothing was written",
-        )
+        return await self._repeat(lambda connection: connection.run(statement, parameters))
+
+    async def copy(self, statement: str, rows: bytes) -> None:
+        """Run a COPY of these rows, and what follows it in the statement; raises as `run`."""
+        await self._repeat(lambda connection: connection.copy(statement, rows))
 
     async def release(self, connection: PostgresConnection) -> None:
         """Return a connection to the pool, or close it if it cannot be used again."""
@@ -221,7 +220,19 @@ class PostgresPool:
         while self._idle:
             await self._idle.pop()[1].close()
 
-    async def _attempt(self, statement: str, parameters: Parameters) -> list[Any]:
+    async def _repeat(self, send: Callable[[PostgresConnection], Awaitable[T]]) -> T:
+        """Send a statement until the server does not roll it back."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return await self._attempt(send)
+            except _RolledBack:
+                await _BACKOFF.sleep(attempt, self._clock, self._randomness)
+        raise Unavailable(
+            self.name,
+            f"the server rolled the statement back {_ATTEMPTS} times; nothing was written",
+        )
+
+    async def _attempt(self, send: Callable[[PostgresConnection], Awaitable[T]]) -> T:
         self.check_usable()
         await self._acquire_slot()
         running = _Running()
@@ -229,7 +240,7 @@ class PostgresPool:
         try:
             connection = await self._acquire()
             try:
-                return await connection.run(statement, parameters)
+                return await send(connection)
             except TimeoutError as error:
                 raise ReplyLost(f"no answer within {self._statement_timeout:g} s") from error
             except psycopg.Error as error:
