@@ -10,7 +10,8 @@ ELECTION := tests/simulation/test_elections.py tests/processes/test_election.py 
   tests/processes/test_idle_cost.py
 SHARING := tests/integration/jobs/test_pins.py tests/processes/test_jobs.py
 RETENTION := tests/integration/queue/test_maintenance.py
-QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py $(RETENTION)
+QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py \
+  tests/integration/queue/test_page_costs.py $(RETENTION)
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
 DEATH := tests/processes/test_local_death.py
@@ -116,8 +117,9 @@ bench-jobs: setup ## the leader's decisions; claims, audits and pins over bare P
 	@$(PY) benchmarks/pins.py
 	@$(PY) benchmarks/jobs.py
 
-bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost
+bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost; pages on S3
 	@$(PY) benchmarks/queues.py
+	@$(PY) benchmarks/queues_pages.py
 
 bench-peers: setup ## the queue beside graphile-worker, pg-boss, pgqueuer, procrastinate, huey and bare drivers; ARGS=--quick or --write
 	@$(PY) benchmarks/peers/run.py $(ARGS)

@@ -260,7 +260,8 @@ class PageStore(PageReader):
 
     def _build_put(self, place: str, page: QueuePage, base: Record | None) -> Put:
         mark = page.find_mark(self._clock.wall().seconds)
-        value = msgspec.to_builtins(page)
+        # Not `to_builtins`, which keeps tuples: a store checks those one by one, at great cost.
+        value = msgspec.json.decode(msgspec.json.encode(page))
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
         return Put(key, value, base, format=PAGE_FORMAT, nonce=nonce, mark=mark)
