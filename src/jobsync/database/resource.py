@@ -40,6 +40,9 @@ __all__ = ["MessageSink", "Resource"]
 class MessageSink(Protocol):
     """What a resource enqueues its messages to: a queue, in practice."""
 
+    namespace: str
+    """What distinguishes it from other queues of the resource."""
+
     async def enqueue_many(
         self,
         data: Sequence[Mapping[str, Json]],
@@ -65,7 +68,8 @@ class Resource(ReadableResource):
         super().__init__(records, components)
         self.name = records.name
         self._ids = components.ids
-        self._queue: MessageSink | None = None
+        self._queues: dict[str, MessageSink] = {}
+        """By namespace."""
 
     def __repr__(self) -> str:
         return f"Resource({self.name!r})"
@@ -224,6 +228,7 @@ class Resource(ReadableResource):
         timeout: float | None = None,
         max_attempts: int | None = None,
         connection: object = None,
+        namespace: str | None = None,
     ) -> str:
         """Enqueue a message that fits this resource's schema; return the message's id.
 
@@ -234,14 +239,21 @@ class Resource(ReadableResource):
             max_attempts: how often it is tried; the queue's by default.
             connection: your psycopg, sqlite3 or SQLAlchemy connection to the same database:
                 the message exists once your transaction commits, and only then.
+            namespace: that of the queue, if this resource has several queues here.
 
         Raises:
             InvalidRecord: it breaks the schema; lists every invalid field.
-            Invalid: this resource has no queue here, or an option is invalid.
+            Invalid: this resource has no queue here, or several and none was chosen, or an option
+                is invalid.
             OutcomeUnknown: it may or may not have been enqueued.
         """
         (name,) = await self.enqueue_many(
-            [data], delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
+            [data],
+            delay=delay,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            connection=connection,
+            namespace=namespace,
         )
         return name
 
@@ -253,21 +265,29 @@ class Resource(ReadableResource):
         timeout: float | None = None,
         max_attempts: int | None = None,
         connection: object = None,
+        namespace: str | None = None,
     ) -> list[str]:
         """Enqueue messages in order, all or none; return their ids. See `enqueue`."""
-        return await self._get_queue().enqueue_many(
+        return await self._choose_queue(namespace).enqueue_many(
             data, delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
         )
 
-    def set_queue(self, queue: MessageSink | None) -> None:
-        """Enqueue messages to this queue from now on; None for no queue."""
-        self._queue = queue
+    def add_queue(self, queue: MessageSink) -> None:
+        """Enqueue messages to this queue too; it replaces one of the same namespace."""
+        self._queues[queue.namespace] = queue
 
-    def _get_queue(self) -> MessageSink:
-        if self._queue is None:
+    def _choose_queue(self, namespace: str | None) -> MessageSink:
+        queues = self._queues
+        if not queues:
             fix = f"await database.use_plugin(QueuePlugin(resource={self.name!r})) first"
             raise Invalid("resource", self.name, "has no queue in this process", fix)
-        return self._queue
+        if namespace is None and len(queues) == 1:
+            return next(iter(queues.values()))
+        if namespace is None or namespace not in queues:
+            known = " and ".join(sorted(queues))
+            problem = f"must be that of a queue of {self.name}, which has {known} in this process"
+            raise Invalid("namespace", namespace, problem, f"pass namespace={min(queues)!r}")
+        return queues[namespace]
 
     def validate(self, records: Sequence[Any], ids: Sequence[str]) -> list[dict[str, Json]]:
         """Check records by the schema and fill in defaults and ids; store nothing.

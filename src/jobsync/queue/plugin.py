@@ -321,7 +321,7 @@ class QueuePlugin(CoordinatorPlugin):
         self._backend = open_backend(database.store, self.queue, database.components)
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
-        database.resources[self.resource].set_queue(self)
+        database.resources[self.resource].add_queue(self)
         for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)

@@ -1185,3 +1185,17 @@ async def test_a_process_works_on_several_queues(url: str) -> None:
         for again in (make("emails"), make("images")):
             with pytest.raises(Invalid, match=r"alias is taken \(got 'queue(-images)?'\)"):
                 await db.use_plugin(again)
+
+
+async def test_of_two_queues_of_a_resource_one_must_be_chosen(db: Database) -> None:
+    """The error names both; the plugins themselves need no choice."""
+    first = await db.use_plugin(QueuePlugin(resource="tasks"))
+    assert await db.resources.tasks.enqueue({"n": 1})
+    second = await db.use_plugin(QueuePlugin(resource="tasks", namespace="slow"))
+    for wrong in (None, "fast"):
+        with pytest.raises(Invalid, match=r"has default and slow.*[Pp]ass namespace='default'"):
+            await db.resources.tasks.enqueue({"n": 2}, namespace=wrong)
+    await db.resources.tasks.enqueue({"n": 3}, namespace="slow")
+    await db.resources.tasks.enqueue_many([{"n": 4}, {"n": 5}], namespace="default")
+    await second.enqueue({"n": 6})
+    assert (await first.count(), await second.count()) == (3, 2)
