@@ -255,6 +255,24 @@ async def test_a_delayed_message_is_not_claimed_before_its_time(
     assert sorted(values(await claim(backend, 100))) == numbers
 
 
+@PUSHES
+async def test_a_message_for_a_time_is_not_claimed_before_it(
+    location: QueueLocation, backend: QueueBackend, before: int
+) -> None:
+    """One whose time has passed is ready at once."""
+    now = Components.system().clock.wall().seconds
+    numbers = [*range(before), 1001]
+    await backend.push(new_messages(*numbers, at=now + 100))
+    await backend.push(new_messages(2001, at=now - 100))
+    claimed = await backend.claim(10, session=ME, visibility=60)
+    assert values(claimed.messages) == [2001]
+    assert claimed.due == pytest.approx(100, abs=30)
+    location.advance(60)
+    assert await claim(backend) == []
+    location.advance(60)
+    assert sorted(values(await claim(backend, 100))) == numbers
+
+
 async def test_messages_that_waited_go_first(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -14,7 +14,8 @@ Guarantees:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypedDict, Unpack
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
@@ -34,7 +35,17 @@ from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFoun
 from jobsync.stores.contract import Record
 from jobsync.stores.paging import split_pages
 
-__all__ = ["MessageSink", "Resource"]
+__all__ = ["EnqueueOptions", "MessageSink", "Resource"]
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """How messages are enqueued; see `Resource.enqueue`."""
+
+    delay: float | timedelta
+    at: datetime
+    timeout: float | None
+    max_attempts: int | None
+    connection: object
 
 
 class MessageSink(Protocol):
@@ -44,13 +55,7 @@ class MessageSink(Protocol):
     """What distinguishes it from other queues of the resource."""
 
     async def enqueue_many(
-        self,
-        data: Sequence[Mapping[str, Json]],
-        *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
     ) -> list[str]:
         """Enqueue messages, all or none; return their ids."""
         ...
@@ -224,53 +229,40 @@ class Resource(ReadableResource):
         self,
         data: Mapping[str, Json],
         *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
         namespace: str | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> str:
         """Enqueue a message that fits this resource's schema; return the message's id.
 
         Args:
             data: the message; without an id it gets the message's id.
-            delay: seconds before it can be handled.
+            namespace: that of the queue, if this resource has several queues here.
+            delay: seconds, or a `timedelta`, before it can be handled.
+            at: when it can be handled at the earliest: a `datetime` with a time zone, judged by
+                the store's clock if it has one.
             timeout: seconds that its handler may take; the queue's by default.
             max_attempts: how often it is tried; the queue's by default.
             connection: your psycopg, sqlite3 or SQLAlchemy connection to the same database:
                 the message exists once your transaction commits, and only then.
-            namespace: that of the queue, if this resource has several queues here.
 
         Raises:
             InvalidRecord: it breaks the schema; lists every invalid field.
             Invalid: this resource has no queue here, or several and none was chosen, or an option
-                is invalid.
+                is unknown or wrong.
             OutcomeUnknown: it may or may not have been enqueued.
         """
-        (name,) = await self.enqueue_many(
-            [data],
-            delay=delay,
-            timeout=timeout,
-            max_attempts=max_attempts,
-            connection=connection,
-            namespace=namespace,
-        )
+        (name,) = await self.enqueue_many([data], namespace=namespace, **options)
         return name
 
     async def enqueue_many(
         self,
         data: Sequence[Mapping[str, Json]],
         *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
         namespace: str | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> list[str]:
         """Enqueue messages in order, all or none; return their ids. See `enqueue`."""
-        return await self._choose_queue(namespace).enqueue_many(
-            data, delay=delay, timeout=timeout, max_attempts=max_attempts, connection=connection
-        )
+        return await self._choose_queue(namespace).enqueue_many(data, **options)
 
     def add_queue(self, queue: MessageSink) -> None:
         """Enqueue messages to this queue too; it replaces one of the same namespace."""

@@ -84,10 +84,16 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     delay: float = 0.0
     """Seconds before which it is not claimed."""
+    at: float | None = None
+    """The time of day before which it is not claimed, by the store's clock, in place of a delay."""
     timeout: float | None = None
     """Seconds that its handler may take; None for the queue's default."""
     task: str = ""
     """The name of the task that handles it; empty if the queue has one handler."""
+
+    def find_delay(self, now: float) -> float:
+        """Return the seconds before which it is not claimed, at that time of day."""
+        return self.delay if self.at is None else max(0.0, self.at - now)
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

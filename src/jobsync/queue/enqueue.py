@@ -6,16 +6,18 @@ command, can push too.
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Unpack
 
-from jobsync.core.arguments import check_seconds
+from jobsync.core.arguments import LONGEST_DELAY, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.retry import check_max_attempts
 from jobsync.database.database import Database
 from jobsync.database.document import as_list
 from jobsync.database.plugin import check_plugin_name
-from jobsync.database.resource import Resource
-from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
+from jobsync.database.resource import EnqueueOptions, Resource
+from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable, closest_name
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.sql import open_backend
@@ -28,22 +30,26 @@ def build_messages(
     resource: Resource,
     data: Sequence[Mapping[str, Json]],
     ids: Sequence[str],
-    *,
-    delay: float,
-    timeout: float | None,
+    options: EnqueueOptions,
     max_attempts: int,
 ) -> list[NewMessage]:
-    """Return messages with these ids.
+    """Return messages with these ids, which are tried so often unless an option says otherwise.
 
     Raises:
         InvalidRecord: some data violates the resource's schema; lists every field.
-        Invalid: an option is wrong.
+        Invalid: an option is unknown or wrong.
     """
-    _check_options(delay, timeout, max_attempts)
-    documents = resource.validate(data, ids)
+    _check_names(options)
+    delay, at = _read_delay(options), _read_time(options, resource.records.now())
+    timeout = options.get("timeout")
+    if timeout is not None:
+        check_seconds("timeout", timeout, is_zero_allowed=False)
+    attempts = options.get("max_attempts")
+    attempts = max_attempts if attempts is None else attempts
+    check_max_attempts(attempts)
     return [
-        NewMessage(id=name, value=value, delay=delay, timeout=timeout, max_attempts=max_attempts)
-        for name, value in zip(ids, documents, strict=True)
+        NewMessage(id=name, value=value, delay=delay, at=at, timeout=timeout, max_attempts=attempts)
+        for name, value in zip(ids, resource.validate(data, ids), strict=True)
     ]
 
 
@@ -51,10 +57,7 @@ async def enqueue_messages(
     database: Database,
     queue: str,
     data: Sequence[Mapping[str, Json]],
-    *,
-    delay: float = 0.0,
-    timeout: float | None = None,
-    max_attempts: int | None = None,
+    **options: Unpack[EnqueueOptions],
 ) -> list[str]:
     """Push messages to a queue that this process need not have; return their ids.
 
@@ -65,9 +68,8 @@ async def enqueue_messages(
         database: the queue's database, connected.
         queue: as [NAMESPACE/]RESOURCE.
         data: the messages.
-        delay: seconds before which they are not handled.
-        timeout: seconds that a handler may take; the queue's by default.
-        max_attempts: how often each is tried; by default from this process's settings.
+        options: as of `Resource.enqueue`, without a connection. How often a message is tried is
+            read from this process's settings by default.
 
     Raises:
         NotFound: there is no such resource; the error lists those that exist.
@@ -76,22 +78,15 @@ async def enqueue_messages(
     """
     data = as_list("data", data)
     namespace, name = _parse_name(queue)
-    if max_attempts is None:
-        sources = Sources.load(os.environ, Path.cwd())
-        max_attempts = resolve(QueueSettings, {}, sources, section="queue").value.max_attempts
-    components = database.components
-    new_messages = build_messages(
-        database.resource(name),
-        data,
-        components.ids.records(len(data)),
-        delay=delay,
-        timeout=timeout,
-        max_attempts=max_attempts,
-    )
+    sources, components = Sources.load(os.environ, Path.cwd()), database.components
+    settings = resolve(QueueSettings, {}, sources, section="queue").value
+    ids = components.ids.records(len(data))
+    resource = database.resource(name)
+    new_messages = build_messages(resource, data, ids, options, settings.max_attempts)
     backend = open_backend(database.store, name_queue(namespace, name), components)
     for start in range(0, len(new_messages), backend.max_push):
         await _push_part(backend, new_messages, start)
-    return [message.id for message in new_messages]
+    return ids
 
 
 def _parse_name(text: str) -> tuple[str, str]:
@@ -120,8 +115,33 @@ async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], 
         ) from error
 
 
-def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
-    check_seconds("delay", delay)
-    if timeout is not None:
-        check_seconds("timeout", timeout, is_zero_allowed=False)
-    check_max_attempts(max_attempts)
+def _check_names(options: EnqueueOptions) -> None:
+    known = EnqueueOptions.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            hint = closest_name(name, known)
+            fix = f"did you mean {hint}?" if hint else f"use {', '.join(known)}"
+            raise Invalid(name, value, "is no option of enqueue", fix)
+
+
+def _read_delay(options: EnqueueOptions) -> float:
+    delay = options.get("delay", 0.0)
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    check_seconds("delay", seconds)
+    return seconds
+
+
+def _read_time(options: EnqueueOptions, now: float) -> float | None:
+    """Return the time of day at which messages can be handled; None if no option says it."""
+    at: object = options.get("at")
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        fix = "write datetime(2027, 1, 31, 12, tzinfo=ZoneInfo('Europe/Berlin'))"
+        raise Invalid("at", at, "must be a datetime with a time zone", fix)
+    if options.get("delay"):
+        raise Invalid("at", at, "cannot be combined with delay", "pass one of them")
+    if at.timestamp() - now > LONGEST_DELAY:
+        days = LONGEST_DELAY / 86_400
+        raise Invalid("at", at, f"must be within {days:.0f} days", "enqueue the message later")
+    return at.timestamp()

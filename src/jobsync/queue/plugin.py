@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, Unpack, get_args
 
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_count, check_seconds
@@ -27,6 +27,7 @@ from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
+from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
 from jobsync.queue.arguments import check_state
@@ -179,46 +180,20 @@ class QueuePlugin(CoordinatorPlugin):
                 return None
         return self.completed_ttl
 
-    async def enqueue(
-        self,
-        data: Mapping[str, Json],
-        *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
-    ) -> str:
+    async def enqueue(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
         """Push a message; return its id. See `Resource.enqueue`."""
-        (name,) = await self.enqueue_many(
-            [data],
-            delay=delay,
-            timeout=timeout,
-            max_attempts=max_attempts,
-            connection=connection,
-        )
+        (name,) = await self.enqueue_many([data], **options)
         return name
 
     async def enqueue_many(
-        self,
-        data: Sequence[Mapping[str, Json]],
-        *,
-        delay: float = 0.0,
-        timeout: float | None = None,
-        max_attempts: int | None = None,
-        connection: object = None,
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
     ) -> list[str]:
         """Push messages in order, all or none; return their ids. See `Resource.enqueue`."""
-        attempts = self.settings.max_attempts if max_attempts is None else max_attempts
         data = as_list("data", data)
         ids = self.database.components.ids.records(len(data))
-        new_messages = build_messages(
-            self.database.resource(self.resource),
-            data,
-            ids,
-            delay=delay,
-            timeout=timeout,
-            max_attempts=attempts,
-        )
+        resource = self.database.resource(self.resource)
+        new_messages = build_messages(resource, data, ids, options, self.settings.max_attempts)
+        connection = options.get("connection")
         if connection is not None:
             # Only the caller knows whether and when it commits: no event, no wake-up.
             await self._get_backend().push_within(connection, new_messages)

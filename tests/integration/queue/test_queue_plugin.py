@@ -7,8 +7,10 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -1102,6 +1104,12 @@ async def test_a_message_must_match_its_resources_schema(db: Database) -> None:
         ({"timeout": float("inf")}, "timeout .*got inf"),
         ({"max_attempts": 0}, "max_attempts .*got 0"),
         ({"max_attempts": 2**40}, "max_attempts .*got "),
+        ({"at": datetime(2026, 1, 1)}, "must be a datetime with a time zone"),  # noqa: DTZ001
+        ({"at": 1_800_000_000}, "must be a datetime with a time zone"),
+        ({"at": datetime(2099, 1, 1, tzinfo=UTC)}, "must be within 366 days"),
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC), "delay": 1}, "cannot be combined with delay"),
+        ({"delay": timedelta(seconds=-1)}, "must be 0 to 366 days"),
+        ({"dealy": 5}, "dealy is no option.*Did you mean delay"),
     ],
 )
 async def test_wrong_options_of_a_message_are_refused(
@@ -1199,3 +1207,16 @@ async def test_of_two_queues_of_a_resource_one_must_be_chosen(db: Database) -> N
     await db.resources.tasks.enqueue_many([{"n": 4}, {"n": 5}], namespace="default")
     await second.enqueue({"n": 6})
     assert (await first.count(), await second.count()) == (3, 2)
+
+
+async def test_a_message_can_wait_for_a_duration_or_a_time(db: Database) -> None:
+    """In seconds, as a `timedelta`, or as a `datetime`; the dues are shown."""
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    await queue.enqueue({"n": 1}, delay=3600)
+    await queue.enqueue({"n": 2}, delay=timedelta(hours=1))
+    await db.resources.tasks.enqueue({"n": 3}, at=soon.astimezone(ZoneInfo("Asia/Tokyo")))
+    await queue.enqueue({"n": 4}, at=soon - timedelta(hours=2))
+    waiting = await queue.browse("waiting")
+    assert [each.due for each in waiting] == pytest.approx([soon.timestamp()] * 3, rel=0, abs=60)
+    assert len(await queue.browse("ready")) == 1

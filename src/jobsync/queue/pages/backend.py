@@ -96,7 +96,7 @@ class PagesBackend(QueueBackend):
             return
         payloads = _encode(new_messages)
         _check_ids([each.id for each in new_messages])
-        if any(each.delay > 0 for each in new_messages):
+        if any(each.delay > 0 or each.at is not None for each in new_messages):
             # A page of its own: the others are not named for a later time, or kept with it.
             await self._push_page(new_messages, payloads)
         else:
@@ -121,7 +121,7 @@ class PagesBackend(QueueBackend):
         await self._control.register()
         now = self._clock.wall().seconds
         (birth,) = self._ids.nonces(1)
-        due = now + min(each.delay for each in new_messages)
+        due = now + min(each.find_delay(now) for each in new_messages)
         place = self._pages.name_new(LIVE_LANE, due)
         page = changes.new_page(birth, new_messages, now)
         if not await self._pages.create(place, page):

@@ -103,8 +103,8 @@ def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> Queu
                 enqueued=now,
                 timeout=each.timeout,
                 task=each.task,
-                state="waiting" if each.delay > 0 else "ready",
-                due=now + each.delay if each.delay > 0 else 0.0,
+                state="waiting" if (delay := each.find_delay(now)) > 0 else "ready",
+                due=now + delay if delay > 0 else 0.0,
             )
             for each in new_messages
         ),

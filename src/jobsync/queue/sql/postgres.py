@@ -108,7 +108,8 @@ class PostgresBackend(SqlBackend):
         """The ids of the messages of claims, in order. Settled together, they cost less."""
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
-        if len(new_messages) >= _MIN_COPY and not any(each.delay for each in new_messages):
+        is_delayed = any(each.delay or each.at is not None for each in new_messages)
+        if len(new_messages) >= _MIN_COPY and not is_delayed:
             rows = self._build_rows(new_messages, payloads)
             await self._access.copy_and_notify(self._copy, rows, self.topic)
             return
@@ -147,6 +148,7 @@ class PostgresBackend(SqlBackend):
                 "id": message.id,
                 "payload": payload.decode(),
                 "delay": float(message.delay),
+                "at": message.at,
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
                 "task": message.task,
@@ -156,6 +158,7 @@ class PostgresBackend(SqlBackend):
             "ids": as_array([message.id for message in new_messages]),
             "payloads": as_array([payload.decode() for payload in payloads]),
             "delays": as_array([float(message.delay) for message in new_messages]),
+            "times": as_array([message.at for message in new_messages]),
             "max_attempts": as_array([message.max_attempts for message in new_messages]),
             "timeouts": as_array([message.timeout for message in new_messages]),
             "tasks": as_array([message.task for message in new_messages]),

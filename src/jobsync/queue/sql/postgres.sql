@@ -171,12 +171,14 @@ high >= %(low)s AND low <= %(high)s AND ids && %(ids)s::text[]
 -- Add messages in order. Their ids are new: nobody sends a message again.
 WITH done AS (
   INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
-  SELECT %(queue)s, id, CASE WHEN delay > 0 THEN 'waiting' ELSE 'ready' END,
-    clock_timestamp() + delay * interval '1 second', payload, max_attempts, timeout, task
+  SELECT %(queue)s, id,
+    CASE WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN 'waiting' ELSE 'ready' END,
+    coalesce(to_timestamp(at), clock_timestamp() + delay * interval '1 second'), payload,
+    max_attempts, timeout, task
   FROM unnest(
-    %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(max_attempts)s::integer[],
-    %(timeouts)s::float8[], %(tasks)s::text[]
-  ) WITH ORDINALITY AS t (id, payload, delay, max_attempts, timeout, task, place)
+    %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(times)s::float8[],
+    %(max_attempts)s::integer[], %(timeouts)s::float8[], %(tasks)s::text[]
+  ) WITH ORDINALITY AS t (id, payload, delay, at, max_attempts, timeout, task, place)
   ORDER BY place RETURNING 1
 )
 
@@ -184,9 +186,12 @@ WITH done AS (
 -- Add one message, in a form that is planned only once.
 INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
 VALUES (
-  %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
-  clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s,
-  %(task)s
+  %(queue)s, %(id)s,
+  CASE WHEN %(delay)s > 0 OR to_timestamp(%(at)s::float8) > clock_timestamp()
+    THEN 'waiting' ELSE 'ready' END,
+  coalesce(
+    to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'
+  ), %(payload)s, %(max_attempts)s, %(timeout)s, %(task)s
 ) RETURNING 1
 
 -- fragment: notify
