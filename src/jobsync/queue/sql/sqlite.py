@@ -131,14 +131,19 @@ class SqliteBackend(SqlBackend):
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
-            if self._has_foreign:
+            ((has_waiting,),) = connection.execute(SQL["has_waiting"], parameters)
+            if has_waiting and self._has_foreign:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
-            rows, is_full = _select(connection, parameters)
+            rows, is_full = _select(connection, parameters, has_waiting=has_waiting)
             if rows:
                 boot, mono = self._since_boot()
                 values = {**parameters, "due": mono + request.visibility, "boot": boot}
                 insert_claim(connection, request, rows, values)
-            outlook = connection.execute(SQL["outlook"], parameters).fetchone()
+            if has_waiting:
+                outlook = connection.execute(SQL["outlook"], parameters).fetchone()
+            else:
+                lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
+                outlook = (False, False, None, None, *(lapse or (None, None)), False)
             return self._build_result([row[1:9] for row in rows], outlook, is_more=is_full)
 
         if self._is_idle:
@@ -427,20 +432,19 @@ def _read_clock(access: SqliteAccess) -> dict[str, float]:
 
 
 def _select(
-    connection: sqlite3.Connection, parameters: Mapping[str, Any]
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], *, has_waiting: bool
 ) -> tuple[list[tuple[Any, ...]], bool]:
     """Return the messages to claim, in their order, and whether there may be more."""
     rows: list[tuple[Any, ...]] = []
-    left, size = parameters["limit"], 0
-    for name in (
-        ("select_waiting",) if parameters["suspects"] else ("select_waiting", "select_ready")
-    ):
-        for row in connection.execute(SQL[name], {**parameters, "limit": left}):
+    limit, size = parameters["limit"], 0
+    names = ["select_waiting"] if has_waiting else []
+    if not parameters["suspects"]:
+        names.append("select_ready")
+    for name in names:
+        left = {**parameters, "limit": limit - len(rows)}
+        for row in connection.execute(SQL[name], left):
             rows.append(row)
             size += len(row[2]) + len(row[10])
-            if size >= MAX_CLAIM_BYTES:
+            if size >= MAX_CLAIM_BYTES or len(rows) == limit:
                 return sorted(rows), True
-        left = parameters["limit"] - len(rows)
-        if not left:
-            return sorted(rows), True
     return sorted(rows), False

@@ -83,9 +83,9 @@ coalesce(json_extract({item}, '$[6]'), c.claimed)
 
 -- fragment: item_payload
 -- The payload of a message `m`.
-coalesce(CAST((
-  SELECT substr(payloads, json_extract({item}, '$[8]') + 1, json_extract({item}, '$[9]'))
-  FROM jobsync_claim_payload WHERE number = c.number
+coalesce(CAST(substr(
+  coalesce(c.payloads, (SELECT payloads FROM jobsync_claim_payload WHERE number = c.number)),
+  json_extract({item}, '$[8]') + 1, json_extract({item}, '$[9]')
 ) AS BLOB), x'')
 
 -- fragment: item_due
@@ -124,9 +124,10 @@ WHERE c.low < c.high AND c.high >= g.value AND c.low <= g.value
 
 -- fragment: payload
 -- The payload of a message, from its claim.
-CAST(coalesce((
-  SELECT substr(payloads, :start + 1, :size) FROM jobsync_claim_payload WHERE number = :number
-), x'') AS TEXT)
+CAST(coalesce(substr(coalesce(
+  (SELECT payloads FROM jobsync_claim WHERE number = :number),
+  (SELECT payloads FROM jobsync_claim_payload WHERE number = :number)
+), :start + 1, :size), x'') AS TEXT)
 
 -- fragment: claim_row
 -- A claim, as `ClaimRow` reads it.
@@ -165,6 +166,10 @@ SET boot = :boot, wakes = :mono + max(0, min(
 ))
 WHERE position IN (SELECT position FROM ({foreign_delays}) LIMIT :limit);
 
+-- name: has_waiting
+-- Whether any message waits: mostly none does, and this costs less than to select those that are due.
+SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'waiting');
+
 -- name: select_waiting
 -- Select due messages that waited, suspects or others.
 SELECT {message} FROM jobsync_message
@@ -178,23 +183,37 @@ SELECT {message} FROM jobsync_message
 WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
 ORDER BY position LIMIT :limit;
 
+-- name: delete_one
+-- Delete a selected message, which its claim has now.
+DELETE FROM jobsync_message WHERE position = :position;
+
 -- name: delete_claimed
--- Delete the selected messages, which their claim has now.
+-- Likewise, many.
 DELETE FROM jobsync_message WHERE position IN (SELECT value FROM json_each(:positions));
 
 -- name: insert_claim
 -- Add a claim.
 INSERT INTO jobsync_claim (
-  claim, queue, session, claimed, due, boot, suspect, open, low, high, outcomes, messages, errors
+  claim, queue, session, claimed, due, boot, suspect, open, low, high, outcomes, messages, errors,
+  payloads
 )
 VALUES (
   :claim, :queue, :session, :now, :due, :boot, :suspect, :open, :low, :high, :outcomes, :messages,
-  :errors
+  :errors, :payloads
 );
 
 -- name: insert_payloads
--- Add the payloads of a claim.
+-- Add the payloads of a claim if they are large.
 INSERT INTO jobsync_claim_payload (number, payloads) VALUES (:number, :payloads);
+
+-- fragment: next_lapse
+-- The claim that lapses first.
+SELECT due, boot FROM jobsync_claim WHERE queue = :queue AND open > 0 AND {is_known}
+ORDER BY due LIMIT 1
+
+-- name: find_next_lapse
+-- When the next claim lapses.
+{next_lapse};
 
 -- name: outlook
 -- What there is to do now and later: whether there is anything to claim, whether there are suspects
@@ -225,21 +244,19 @@ SELECT
     AND {is_known} AND {is_wanted}
   ),
   lapses.due, lapses.boot, EXISTS ({foreign_delays})
-FROM (SELECT 1) LEFT JOIN (
-  SELECT due, boot FROM jobsync_claim WHERE queue = :queue AND open > 0
-  AND {is_known} ORDER BY due LIMIT 1
-) AS lapses;
+FROM (SELECT 1) LEFT JOIN ({next_lapse}) AS lapses;
 
 -- name: complete_claim
 -- Complete all messages of a claim, none of which was settled before. This is the common case, and by
 -- far the cheapest one.
 UPDATE jobsync_claim
-SET outcomes = :outcomes, open = 0, completed = :count, closed = :now, finished = :now, dues = NULL
+SET outcomes = :outcomes, open = 0, completed = :count, closed = :now, finished = :now, dues = NULL,
+  payloads = NULL
 WHERE claim = :claim AND outcomes = :unsettled AND completed = 0
 RETURNING number;
 
 -- name: delete_payloads
--- Delete the payloads of a claim that is closed.
+-- Delete the payloads of a claim that is closed, if they are large.
 DELETE FROM jobsync_claim_payload WHERE number = :number;
 
 -- name: read_claim
@@ -250,7 +267,8 @@ SELECT {claim_row} FROM jobsync_claim WHERE claim = :claim;
 -- Write what has changed in a claim.
 UPDATE jobsync_claim
 SET outcomes = :outcomes, open = :open, completed = :completed, closed = :closed,
-  finished = :finished, due = :due, boot = :boot, errors = :errors, dues = :dues, times = :times
+  finished = :finished, due = :due, boot = :boot, errors = :errors, dues = :dues, times = :times,
+  payloads = CASE WHEN :open > 0 THEN payloads END
 WHERE number = :number;
 
 -- name: put_back
@@ -460,7 +478,8 @@ WHERE queue = :queue AND {is_known} AND (open > 0 OR completed > 0);
 
 -- name: purge_claimed
 -- Purge claimed messages. The rows of claims stay: they answer settlements.
-UPDATE jobsync_claim SET outcomes = replace(outcomes, 'o', 'p'), open = 0, closed = :now
+UPDATE jobsync_claim SET outcomes = replace(outcomes, 'o', 'p'), open = 0, closed = :now,
+  payloads = NULL
 WHERE queue = :queue AND open > 0 AND {is_known} RETURNING number;
 
 -- name: purge_completed

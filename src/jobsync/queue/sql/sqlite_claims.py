@@ -53,6 +53,9 @@ _MAX_ERRORS, _KEPT_ERRORS = 400_000, 200_000
 """The size of a message's errors from which only the latest are kept, and the size of these: each
 new one rewrites the row, and a row has an end."""
 
+_MAX_INLINE = 2048
+"""The size of payloads up to which they are in the row of their claim."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -237,7 +240,8 @@ def insert_claim(
         messages.append((row[1], row[0], *row[3:7], row[8], row[9], start, size))
         start += size
     ids = [row[1] for row in rows]
-    errors = [row[10].decode(errors="replace") for row in rows]
+    payloads = b"".join([row[2] for row in rows])
+    is_large = start > _MAX_INLINE
     parameters = {
         **values,
         "claim": request.claim,
@@ -248,12 +252,18 @@ def insert_claim(
         "high": max(ids),
         "outcomes": _OPEN * len(rows),
         "messages": to_json(messages),
-        "errors": to_json(errors) if any(errors) else None,
+        "errors": None,
+        "payloads": None if is_large else payloads,
     }
-    connection.execute(SQL["delete_claimed"], {"positions": to_json([row[0] for row in rows])})
+    if any(row[10] for row in rows):
+        parameters["errors"] = to_json([row[10].decode(errors="replace") for row in rows])
+    if len(rows) == 1:
+        connection.execute(SQL["delete_one"], {"position": rows[0][0]})
+    else:
+        connection.execute(SQL["delete_claimed"], {"positions": to_json([row[0] for row in rows])})
     number = connection.execute(SQL["insert_claim"], parameters).lastrowid
-    payloads = {"number": number, "payloads": b"".join([row[2] for row in rows])}
-    connection.execute(SQL["insert_payloads"], payloads)
+    if is_large:
+        connection.execute(SQL["insert_payloads"], {"number": number, "payloads": payloads})
 
 
 def complete_claim(connection: sqlite3.Connection, claim: str, count: int, now: float) -> bool:

@@ -154,12 +154,14 @@ CREATE TABLE jobsync_claim (
                                           -- where its payload starts and how many bytes it has
   errors    TEXT,                         -- JSON: the errors of each; NULL if there are none
   dues      TEXT,                         -- JSON: when each lapses; NULL if all do at `due`
-  times     TEXT                          -- JSON: when each was completed; NULL if all were at `finished`
+  times     TEXT,                         -- JSON: when each was completed; NULL if all were at
+                                          -- `finished`
+  payloads  BLOB                          -- one after the other; NULL if they are large, or closed
 ) STRICT;
 
 -- name: v7_claim_payload
--- The payloads of open claims, one after the other: apart, so that settling a few messages of a claim
--- does not write the payloads of all again.
+-- The payloads of open claims if they are large: apart, so that settling a few messages of a claim does
+-- not write the payloads of all again.
 CREATE TABLE jobsync_claim_payload (
   number   INTEGER PRIMARY KEY,
   payloads BLOB    NOT NULL
@@ -196,21 +198,14 @@ CREATE INDEX jobsync_claim_ids ON jobsync_claim (high, low) WHERE low < high;
 -- Give each message that older code has claimed a claim of its own.
 INSERT INTO jobsync_claim (
   claim, queue, session, claimed, due, boot, suspect, format, open, low, high, outcomes, messages,
-  errors
+  errors, payloads
 )
 SELECT claim || ':' || id, queue, session, coalesce(claimed, enqueued), due, boot, suspect, format,
   1, id, id, 'o', json_array(json_array(
     id, position, deliveries, returned, max_attempts, timeout, enqueued, task, 0,
     length(CAST(payload AS BLOB))
-  )), CASE WHEN errors <> '' THEN json_array(errors) END
+  )), CASE WHEN errors <> '' THEN json_array(errors) END, CAST(payload AS BLOB)
 FROM jobsync_message WHERE state = 'claimed' ORDER BY position;
-
--- name: v7_move_payloads
--- Likewise.
-INSERT INTO jobsync_claim_payload (number, payloads)
-SELECT c.number, CAST(m.payload AS BLOB)
-FROM jobsync_message AS m JOIN jobsync_claim AS c ON c.claim = m.claim || ':' || m.id
-WHERE m.state = 'claimed';
 
 -- name: v7_delete_claimed
 -- There are no claimed messages in this table any more.
