@@ -60,17 +60,17 @@ WHERE c.number = ?
 """
 _DAMAGE_CLAIMED = """
 UPDATE jobsync_claim AS c
-SET payloads = CAST(p.payloads || :payload AS BLOB),
-  messages = json_set(
-    c.messages, m.fullkey || '[8]', length(p.payloads), m.fullkey || '[9]',
-    length(CAST(:payload AS BLOB))
-  )
+SET payloads = CAST(f.payloads || :payload AS BLOB), messages = json_set(
+  c.messages, f.fullkey || '[8]', length(f.payloads), f.fullkey || '[9]',
+  length(CAST(:payload AS BLOB))
+)
 FROM (
-  SELECT o.number, coalesce(o.payloads, l.payloads) AS payloads
-  FROM jobsync_claim AS o LEFT JOIN jobsync_claim_payload AS l ON l.number = o.number
-) AS p, json_each(c.messages) AS m
-WHERE p.number = c.number AND json_extract(m.value, '$[0]') = :id
-AND substr(c.outcomes, m.key + 1, 1) = 'o'
+  SELECT o.number, m.fullkey, coalesce(o.payloads, l.payloads) AS payloads
+  FROM jobsync_claim AS o CROSS JOIN json_each(o.messages) AS m
+  LEFT JOIN jobsync_claim_payload AS l ON l.number = o.number
+  WHERE json_extract(m.value, '$[0]') = :id AND substr(o.outcomes, m.key + 1, 1) = 'o'
+) AS f
+WHERE f.number = c.number
 """
 
 

@@ -246,7 +246,7 @@ def insert_claim(
         **values,
         "claim": request.claim,
         "session": request.session,
-        "suspect": request.suspects,
+        "suspect": any(row[7] for row in rows),
         "open": len(rows),
         "low": min(ids),
         "high": max(ids),
