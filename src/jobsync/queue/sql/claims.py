@@ -1,7 +1,9 @@
 """What the rows of claims have in common on SQLite and PostgreSQL.
 
 A claim moves messages into one row, which records by a letter how each of them is settled; the
-schemas explain the letters. On its own because both backends need it, and `common` is large.
+schemas explain the letters.
+
+On its own because both backends need it, and `common` is large.
 """
 
 from collections.abc import Mapping, Sequence
