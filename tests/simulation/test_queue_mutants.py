@@ -148,9 +148,8 @@ def claims_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
 def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
     """A claim is ended half-way through its visibility timeout."""
 
-    def end(*arguments: Any) -> Any:
-        *others, time = arguments
-        return was(*others, {**time, "since": time["since"] + 15})
+    def end(connection: Any, row: Any, keep: Any, dead: Any, time: Any) -> Any:
+        return was(connection, row, keep, dead, {**time, "since": time["since"] + 15})
 
     was = sqlite_claims.end_lapsed
     patch.setattr(sqlite, "end_lapsed", end)

@@ -214,7 +214,7 @@ class SqliteQueues:
     def execute(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement behind the library's back; `{}` is the schema."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
-            return connection.execute(statement.format("main"), parameters).fetchall()
+            return connection.execute(statement.replace("{}.", "main."), parameters).fetchall()
 
 
 def _overwrite_claimed(connection: sqlite3.Connection, id: str, name: str, value: Any) -> None:
