@@ -38,7 +38,7 @@ _PG_COPY = """
 COPY jobsync_message (queue, id, state, due, payload, max_attempts) FROM STDIN
 """
 _LITE_CLAIM = """
-UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1, claim = 'bare', due = 0
+UPDATE jobsync_message SET state = 'claimed', deliveries = deliveries + 1, due = 0
 WHERE position IN (
   SELECT position FROM jobsync_message WHERE queue = 'default/tasks' AND state = 'ready'
   ORDER BY position LIMIT 100

@@ -23,7 +23,7 @@ from jobsync.testing import (
     check_orphans,
     check_redelivered,
 )
-from jobsync.testing.rows import SqliteRows
+from jobsync.testing.sqlite_rows import SqliteRows
 
 Scenario = Callable[[World, Link, QueueBackend], Awaitable[Any]]
 
@@ -207,22 +207,36 @@ def test_withheld_calls_do_not_arrive() -> None:
     assert list_states(run(scenario)) == ["ready", "claimed", "completed"]
 
 
-def run_sql(statement: str) -> Callable[[sqlite3.Connection], object]:
-    """Return work that runs a statement."""
-    return lambda connection: connection.execute(statement)
+SET = "messages = json_set(messages, '$[0][{}]', {})"
+PUT_BACK = """
+INSERT INTO jobsync_message (
+  id, queue, state, due, payload, deliveries, max_attempts, suspect, enqueued
+)
+SELECT low, queue, '{}', 0, CAST(payloads AS TEXT), 1, 2, 1, 0 FROM jobsync_claim;
+UPDATE jobsync_claim SET outcomes = 'l', open = 0
+"""
+
+
+def run_sql(statements: str) -> Callable[[sqlite3.Connection], object]:
+    """Return work that runs statements."""
+    return lambda connection: [connection.execute(each) for each in statements.split(";")]
 
 
 @pytest.mark.parametrize(
     ("statement", "invariant", "problem"),
     [
-        ("UPDATE jobsync_message SET claim = 'other'", "Q4", "was valid"),
-        ("UPDATE jobsync_message SET due = due + 1", "Q10", "extended by another call"),
-        ("UPDATE jobsync_message SET payload = '1', due = due + 1", "Q2", "payload has changed"),
-        ("UPDATE jobsync_message SET deliveries = 0", "Q6", "deliveries decreased"),
-        ("UPDATE jobsync_message SET max_attempts = 9", "Q2", "another message"),
-        ("DELETE FROM jobsync_message", "Q1", "lost while it was claimed"),
-        ("UPDATE jobsync_message SET state = 'waiting', suspect = 1", "Q13", "before it lapsed"),
-        ("UPDATE jobsync_message SET state = 'ready'", "Q10", "goes from claimed to ready"),
+        ("UPDATE jobsync_claim SET claim = 'other'", "Q4", "was valid"),
+        ("UPDATE jobsync_claim SET due = due + 1", "Q10", "extended by another call"),
+        (
+            "UPDATE jobsync_claim SET payloads = zeroblob(length(payloads)), due = due + 1",
+            "Q2",
+            "payload has changed",
+        ),
+        (f"UPDATE jobsync_claim SET {SET.format(2, 0)}", "Q6", "deliveries decreased"),
+        (f"UPDATE jobsync_claim SET {SET.format(4, 9)}", "Q2", "another message"),
+        ("DELETE FROM jobsync_claim", "Q1", "lost while it was claimed"),
+        (PUT_BACK.format("waiting"), "Q13", "before it lapsed"),
+        (PUT_BACK.format("ready"), "Q10", "goes from claimed to ready"),
     ],
 )
 def test_a_wrong_transition_is_found(statement: str, invariant: str, problem: str) -> None:

@@ -31,7 +31,8 @@ from jobsync.stores.postgres.connection import statement_error
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.sql import Parameters, PostgresAccess, fill_in
 from jobsync.testing.network import Link
-from jobsync.testing.rows import CURRENT_CALL, RowLink, RowStore, SharedRows
+from jobsync.testing.rows import RowLink, SharedRows
+from jobsync.testing.sqlite_rows import RowStore
 from jobsync.testing.world import World
 
 __all__ = ["PostgresRows", "UserTransaction", "opened_rows", "use_database"]
@@ -130,15 +131,6 @@ FOR EACH ROW EXECUTE FUNCTION record_claim();
 CREATE TRIGGER record_change AFTER INSERT OR UPDATE OR DELETE ON jobsync_finished
 FOR EACH ROW EXECUTE FUNCTION record_change()
 """
-_MOVES = {
-    "c": "complete",
-    "x": "cancel",
-    "r": "retry",
-    "d": "bury",
-    "b": "release",
-    "s": "snooze",
-}
-"""The settlements, by the letters of outcomes."""
 _DAMAGE = """
 WITH waiting AS (
   UPDATE {schema}.jobsync_message SET payload = %(payload)s WHERE id = %(id)s
@@ -218,7 +210,6 @@ class PostgresRows(SharedRows, PostgresAccess):
         super().__init__(world)
         self.schema = f"world_{os.getpid()}_{next(_numbers)}"
         self._url = url
-        self._trails: dict[str, str] = {}
         self._session = self._open_session()
         steps = [statement for step in POSTGRES_STEPS for statement in step]
         tables = fill_in(";\n".join(steps), {"schema": self.schema})
@@ -307,36 +298,10 @@ class PostgresRows(SharedRows, PostgresAccess):
         """Record the changes of a commit, and wake those whom it notifies."""
         if session.changes:
             # The plan decides in which order one statement changes rows.
-            changes = sorted(filter(self._is_change, session.changes), key=_get_id)
-            for _, name, *details in changes:
-                self._note_settlement(name, *details[:2])
-            self._record_changes([self._to_row(*change) for change in changes], node)
+            changes = sorted(session.changes, key=_get_id)
+            self._record_changes([_to_change(*change) for change in changes], node)
         if session.topics:
             self.notifier.wake(session.topics)
-
-    def _is_change(self, change: Sequence[Any]) -> bool:
-        """Whether a message was changed, or its claim was extended by a call that names it."""
-        _, name, *details = change
-        if not details or details[1] is not None:
-            return True
-        call = CURRENT_CALL.get()
-        if call is None or call.name != "extend":
-            return False
-        receipts = self._world.history[call.position].details["receipts"]
-        return [name, details[0]] in [receipt[:2] for receipt in receipts]
-
-    def _note_settlement(self, name: str, claim: str = "", outcome: str | None = "") -> None:
-        """Remember how the latest claim of a message was settled: the row of that claim says it."""
-        if outcome in _MOVES:
-            self._trails[name] = f"{claim}:{_MOVES[outcome]}"
-
-    def _to_row(self, table: str, name: str, *details: Any) -> Sequence[Any]:
-        """Return a change as `_record_changes` takes it: of a row that remains, or of one gone."""
-        _, _, *columns = details or ("", "")
-        if not columns:
-            return table, name
-        *first, errors = columns
-        return table, name, *first, 0, None, self._trails.get(name, ""), errors
 
     def _read_micros(self) -> int:
         """Return the time as the server knows it: in microseconds."""
@@ -417,6 +382,12 @@ class _PostgresLink(RowLink, PostgresAccess):
         """Add rows when the request arrives, and notify."""
         commit = partial(self._rows.copy, statement, rows, topic, self.node)
         await self.transact(commit, topic)
+
+
+def _to_change(*change: Any) -> Sequence[Any]:
+    """Return a change as `_record_changes` takes it: rows here have neither a boot nor `wakes`."""
+    *first, errors = change
+    return change if len(change) <= 4 else (*first, 0, None, errors)
 
 
 def _get_id(change: Sequence[Any]) -> str:

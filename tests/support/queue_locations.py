@@ -42,6 +42,9 @@ _CLAIM_ARRAYS = {
 }
 """The arrays in the row of a claim for columns of a message; other columns are the claim's own."""
 
+_CLAIM_ITEMS = {"deliveries": 2, "returned": 3, "timeout": 5}
+"""Likewise on SQLite: the places in the array of a message."""
+
 
 class Faults:
     """Loses the next replies or requests, as many as are set."""
@@ -185,17 +188,54 @@ class SqliteQueues:
                 "UPDATE jobsync_message SET due = due - ?, wakes = wakes - ?", [seconds, seconds]
             )
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
+            times = ", ".join(
+                f"{name} = {name} - :seconds" for name in ("claimed", "due", "closed", "finished")
+            )
+            connection.execute(f"UPDATE jobsync_claim SET {times}", {"seconds": seconds})
+            for name in ("dues", "times"):
+                connection.execute(
+                    f"UPDATE jobsync_claim SET {name} ="
+                    f" (SELECT json_group_array(value - :seconds) FROM json_each({name}))"
+                    f" WHERE {name} IS NOT NULL",
+                    {"seconds": seconds},
+                )
 
     def damage(self, id: str, text: str) -> None:
         """Overwrite a payload behind the library's back."""
-        with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", (text, id))
+        self.overwrite("jobsync_message", id, payload=text)
 
     def overwrite(self, table: str, id: str, **columns: Any) -> None:
-        """Overwrite columns of a message behind the library's back."""
+        """Overwrite columns of a message, also if it is claimed, behind the library's back."""
         names = ", ".join(f"{name} = ?" for name in columns)
         with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), id))
+            statement = f"UPDATE {table} SET {names} WHERE id = ?"
+            if connection.execute(statement, (*columns.values(), id)).rowcount:
+                return
+            for name, value in columns.items():
+                _overwrite_claimed(connection, id, name, value)
+
+    def execute(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement behind the library's back; `{}` is the schema."""
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            return connection.execute(statement.replace("{}.", "main."), parameters).fetchall()
+
+
+def _overwrite_claimed(connection: sqlite3.Connection, id: str, name: str, value: Any) -> None:
+    """Overwrite a column of a message in the row of its claim."""
+    own = (
+        "SELECT m.fullkey FROM json_each(c.messages) AS m WHERE json_extract(m.value, '$[0]') = :id"
+    )
+    place = _CLAIM_ITEMS.get(name)
+    change = (
+        f"{name} = :value"
+        if place is None
+        else f"messages = json_set(messages, ({own}) || '[{place}]', :value)"
+    )
+    is_open = "substr(c.outcomes, m.key + 1, 1) = 'o'"
+    connection.execute(
+        f"UPDATE jobsync_claim AS c SET {change} WHERE EXISTS ({own} AND {is_open})",
+        {"id": id, "value": value},
+    )
 
 
 class PostgresQueues:

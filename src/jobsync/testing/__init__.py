@@ -24,8 +24,8 @@ from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
 from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
-from jobsync.testing.rows import RowStore
 from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
+from jobsync.testing.sqlite_rows import RowStore
 from jobsync.testing.stories import (
     Report,
     SavedSeed,

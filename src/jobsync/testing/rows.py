@@ -1,7 +1,6 @@
 """Rows in a simulated world: a real database, which runs statements when the world says so.
 
-`SqliteRows` is an SQLite database in this process, without threads. Other databases extend
-`SharedRows` and `RowLink`, which have what all of them share.
+`SharedRows` and `RowLink` have what all databases share; `sqlite_rows` has one of them.
 
 Every transaction runs as a whole at one moment of the world's time, so that a seed repeats it.
 Triggers of the database report which rows a commit has changed, whichever statement did it. Each
@@ -14,8 +13,6 @@ do not pass a cut.
 
 import hashlib
 import itertools
-import sqlite3
-import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +20,10 @@ from contextvars import ContextVar, copy_context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.memory import LocalNotifier, MemoryStore
-from jobsync.stores.sql import Parameters, SqlAccess, SqliteAccess
-from jobsync.stores.sqlite.file import SQLITE_STEPS
+from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.sql.claims import OUTCOMES
+from jobsync.stores.memory import LocalNotifier
+from jobsync.stores.sql import SqlAccess
 from jobsync.testing.world import World
 
 if TYPE_CHECKING:
@@ -37,9 +33,7 @@ __all__ = [
     "CURRENT_CALL",
     "BackendCall",
     "RowLink",
-    "RowStore",
     "SharedRows",
-    "SqliteRows",
     "digest",
 ]
 
@@ -60,28 +54,7 @@ class BackendCall(NamedTuple):
 CURRENT_CALL: ContextVar[BackendCall | None] = ContextVar("CURRENT_CALL", default=None)
 """Set during the calls of a `RecordingBackend`."""
 
-_MESSAGE_COLUMNS = """
-'jobsync_message', new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-new.max_attempts, new.suspect, new.claim, new.session, new.due, new.boot, new.wakes,
-new.trail, new.errors
-"""
-_FINISHED_COLUMNS = """
-'jobsync_finished', new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-new.max_attempts, 0, '', new.session, new.finished, 0, NULL, new.trail, new.errors
-"""
-_TRIGGERS = tuple(
-    f"CREATE TEMP TRIGGER record_{table}_{event} AFTER {event} ON {table} "
-    f"BEGIN SELECT jobsync_record_change({row}); END"
-    for table, row in (
-        ("jobsync_message", _MESSAGE_COLUMNS),
-        ("jobsync_finished", _FINISHED_COLUMNS),
-    )
-    for event in ("INSERT", "UPDATE")
-) + tuple(
-    f"CREATE TEMP TRIGGER record_{table}_DELETE AFTER DELETE ON {table} "
-    f"BEGIN SELECT jobsync_record_change('{table}', old.id); END"
-    for table in ("jobsync_message", "jobsync_finished")
-)
+_MOVES = {letter: move for move, letter in OUTCOMES.items()}
 
 
 class _TableRow(NamedTuple):
@@ -99,8 +72,9 @@ class _TableRow(NamedTuple):
     due: float
     boot: int
     wakes: float | None
-    trail: str
     errors: str
+    trail: str
+    """How its latest claim was settled: the row of that claim says it."""
 
 
 class SharedRows(SqlAccess):
@@ -123,6 +97,7 @@ class SharedRows(SqlAccess):
         self.notifier = LocalNotifier()
         self._world = world
         self._tables: defaultdict[str, dict[str, _TableRow]] = defaultdict(dict)
+        self._trails: dict[str, str] = {}
 
     @abstractmethod
     def connect(self, link: "Link", node: str) -> "RowLink":
@@ -149,121 +124,42 @@ class SharedRows(SqlAccess):
         """Record the new state of each message that a commit has changed.
 
         Args:
-            changes: the table, the id, and the columns of `_TableRow`, or none after a deletion.
+            changes: the table and the id; the claim and the letter of its outcome, or None for the
+                letter if the row of the claim was written and the message in it is as before; and
+                the columns of `_TableRow` but for the trail. Without columns, the message is not in
+                that table any more.
             node: the node that has sent the transaction.
         """
+        found = [change for change in changes if self._is_change(*change)]
+        for _, name, *details in found:
+            if details and (move := _MOVES.get(details[1])):
+                self._trails[name] = f"{details[0]}:{move}"
         ids: dict[str, None] = {}
-        for table, name, *columns in changes:
+        for table, name, *details in found:
             ids[name] = None
-            if columns:
-                self._tables[table][name] = _TableRow(*columns)
+            if columns := details[2:]:
+                trail = self._trails.get(name, "")
+                self._tables[table][name] = _TableRow._make([*columns, trail])
             else:
                 self._tables[table].pop(name, None)
         call = CURRENT_CALL.get()
         request = None if call is None else call.position
         now = self._read_time()
         for name in ids:
-            found = [rows[name] for rows in self._tables.values() if name in rows]
-            self._world.note(node, "row", request=request, id=name, now=now, **_describe(found))
+            rows = [rows[name] for rows in self._tables.values() if name in rows]
+            self._world.note(node, "row", request=request, id=name, now=now, **_describe(rows))
 
-
-class SqliteRows(SharedRows, SqliteAccess):
-    """An SQLite database in the memory of this process.
-
-    Args:
-        world: provides the time, and the history in which commits are recorded.
-    """
-
-    counts_by_wall = False
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self._changes: list[tuple[Any, ...]] = []
-        self._connection = _open(self._changes)
-        weakref.finalize(self, self._connection.close)
-
-    def connect(self, link: "Link", node: str) -> "RowLink":
-        """Return the access of a node, over its link."""
-        return _SqliteLink(link, self, node)
-
-    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
-        """Run a query."""
-        return self._connection.execute(query, parameters).fetchall()
-
-    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
-        """Run work in one transaction that belongs to no node."""
-        del place
-        return self.commit(work)
-
-    def commit(self, work: Callable[[sqlite3.Connection], T], node: str = "") -> T:
-        """Run work in one transaction, and record which messages it has changed.
-
-        Args:
-            work: runs the statements.
-            node: the node that has sent it.
-
-        Raises:
-            Misconfigured: the database rejects it; nothing was done.
-        """
-        connection = self._connection
-        self._changes.clear()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            result = work(connection)
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            problem = f"rejected a statement: {error}"
-            raise Misconfigured("url", "rows", problem, "correct the statement") from error
-        finally:
-            if connection.in_transaction:
-                self._changes.clear()
-                connection.execute("ROLLBACK")
-        if self._changes:
-            self._record_changes(self._changes, node)
-        return result
-
-    def damage(self, name: str, payload: str) -> None:
-        """Overwrite the payload of a message, in a transaction that belongs to no node."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            row = (payload, name)
-            connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", row)
-
-        self.commit(work)
-
-
-class RowStore(StoreDecorator):
-    """The store that all nodes share: records in memory, and rows beside them.
-
-    Args:
-        world: provides the time and the randomness.
-        rows: the database with the rows; by default SQLite, in memory.
-    """
-
-    def __init__(self, world: World, rows: SharedRows | None = None) -> None:
-        super().__init__(MemoryStore(components=world.components))
-        self.rows = SqliteRows(world) if rows is None else rows
-
-    @property
-    def sql(self) -> SharedRows:
-        """Direct access to the rows, without a link."""
-        return self.rows
-
-
-def _open(changes: list[tuple[Any, ...]]) -> sqlite3.Connection:
-    """Open a database that appends each changed row to a list."""
-
-    def record_change(*row: Any) -> None:
-        changes.append(row)
-
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    for step in SQLITE_STEPS:
-        for statement in step:
-            connection.execute(statement)
-    connection.create_function("jobsync_record_change", -1, record_change)
-    for trigger in _TRIGGERS:
-        connection.execute(trigger)
-    return connection
+    def _is_change(
+        self, _: str, name: str, claim: str = "", outcome: str | None = "", *__: object
+    ) -> bool:
+        """Whether a message was changed, or its claim was extended by a call that names it."""
+        if outcome is not None:
+            return True
+        call = CURRENT_CALL.get()
+        if call is None or call.name != "extend":
+            return False
+        receipts = self._world.history[call.position].details["receipts"]
+        return [name, claim] in [receipt[:2] for receipt in receipts]
 
 
 def _describe(found: list[_TableRow]) -> dict[str, Any]:
@@ -336,19 +232,3 @@ class RowLink(SqlAccess):
         while (left := deadline - self.clock.mono()) > 0:
             if await self._shared.notifier.wait(topic, left) and self._link.passes_notification():
                 return
-
-
-class _SqliteLink(RowLink, SqliteAccess):
-    """Access to an SQLite database over a link."""
-
-    def __init__(self, link: "Link", rows: SqliteRows, node: str) -> None:
-        super().__init__(link, rows, node)
-        self._rows = rows
-
-    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
-        """Run a query."""
-        return await self._link.around("rows", 0, lambda: self._rows.read(query, parameters))
-
-    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
-        """Run work in one transaction when the request arrives."""
-        return await self.transact(lambda: self._rows.commit(work, self.node), place)

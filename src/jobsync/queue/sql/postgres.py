@@ -21,10 +21,11 @@ from psycopg.errors import UndefinedTable
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.core.messages import LAPSED, SPARED, MessageState, Transition
+from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import TOPIC, MessageGroup, SqlDirectory
+from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, OUTCOMES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
@@ -32,7 +33,7 @@ from jobsync.queue.sql.common import (
     SqlBackend,
     build_connection_error,
 )
-from jobsync.queue.sql.message_rows import ClaimedRow, encode_any_error, encode_error
+from jobsync.queue.sql.message_rows import encode_any_error, encode_error
 from jobsync.stores.sql import PostgresAccess, as_array, escape_copy, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "PostgresQueueDirectory"]
@@ -53,31 +54,11 @@ _BUSY_SCAN_INTERVAL = 5.0
 _SCAN_SHARE = 50
 """After a slow full scan the next one waits this many times its duration."""
 
-_MAX_CLAIM_BYTES = 8 * 1024 * 1024
-"""The size of a claim's messages after which it takes no more: they are one row."""
-
-_ANSWERS_TTL = 300.0
-"""Seconds for which a claim is kept at least after its end, to answer settlements that are sent
-again: far longer than anybody does that."""
-
-_MAX_UNSETTLED = 1_000
-"""How many claims are remembered of which nothing was settled."""
-
 _MIN_COPY = 50
 """From so many messages on, a COPY costs less than an INSERT."""
 
 _NULL = r"\N"
 _BACKSLASH, _ESCAPED = "\\", r"\\"
-
-_OUTCOMES: Mapping[Transition, str] = {
-    "complete": "c",
-    "cancel": "x",
-    "retry": "r",
-    "bury": "d",
-    "release": "b",
-    "snooze": "s",
-}
-"""The letters of settlements in the row of a claim."""
 
 
 class _ScanState(msgspec.Struct):
@@ -104,8 +85,7 @@ class PostgresBackend(SqlBackend):
         self._copy = fill_in(_SQL["copy"], {"schema": access.schema})
         self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
-        self._unsettled: dict[str, list[str]] = {}
-        """The ids of the messages of claims, in order. Settled together, they cost less."""
+        self._unsettled = UnsettledClaims()
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         is_delayed = any(each.delay or each.at is not None for each in new_messages)
@@ -186,7 +166,7 @@ class PostgresBackend(SqlBackend):
         is_full = request.suspects or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
         if claimed.rows:
-            self._remember(request.claim, claimed.rows)
+            self._unsettled.add(request.claim, claimed.rows)
         if request.suspects:
             return claimed
         if is_full:
@@ -201,11 +181,6 @@ class PostgresBackend(SqlBackend):
         scan.last_full = now
         scan.next_full = now + max(_BUSY_SCAN_INTERVAL, _SCAN_SHARE * (now - start))
 
-    def _remember(self, claim: str, rows: Sequence[ClaimedRow]) -> None:
-        self._unsettled[claim] = [row[0] for row in rows]
-        if len(self._unsettled) > _MAX_UNSETTLED:
-            del self._unsettled[next(iter(self._unsettled))]
-
     async def _claim_once(
         self, request: ClaimRequest, scan: _ScanState, *, is_full: bool
     ) -> ClaimedRows:
@@ -218,7 +193,7 @@ class PostgresBackend(SqlBackend):
             "limit": request.limit,
             "suspects": request.suspects,
             "tasks": None if tasks is None else as_array(sorted(tasks)),
-            "max_bytes": _MAX_CLAIM_BYTES,
+            "max_bytes": MAX_CLAIM_BYTES,
             "floor": 0 if is_full else scan.floor,
             "since": None if is_full else _SINCE,
         }
@@ -248,18 +223,18 @@ class PostgresBackend(SqlBackend):
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
         ids = [settlement.receipt.id for settlement in batch]
         claims = [settlement.receipt.claim for settlement in batch]
-        unsettled = [self._unsettled.pop(claim, []) for claim in dict.fromkeys(claims)]
+        unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
         if any(each.move != "complete" or each.error for each in batch):
             columns = {
                 **_find_claims(ids, claims),
-                "outcomes": as_array([_OUTCOMES[each.move] for each in batch]),
+                "outcomes": as_array([OUTCOMES[each.move] for each in batch]),
                 "states": as_array([each.target for each in batch]),
                 "delays": as_array([float(each.delay) for each in batch]),
                 "returns": as_array([int(each.is_returned) for each in batch]),
                 "errors": as_array([encode_any_error(each.error) for each in batch]),
             }
             return {name for (name,) in await self._run("settle", columns)}
-        is_whole = len(unsettled) == 1 and {*unsettled[0]} == {*ids}
+        is_whole = unsettled == [{*ids}]
         if is_whole and await self._complete_claim(claims[0], len(ids)):
             return {*ids}
         return {name for (name,) in await self._run("complete", _find_claims(ids, claims))}
@@ -343,12 +318,12 @@ class PostgresBackend(SqlBackend):
 
     async def _forget_claims(self, parameters: Mapping[str, Any]) -> int:
         """Forget completed messages, and claims that nobody asks about; count the messages."""
-        is_old = parameters["older_than"] >= _ANSWERS_TTL
+        is_old = parameters["older_than"] >= ANSWERS_TTL
         ((closed,),) = await self._run(
             "forget_claims" if is_old else "forget_completed", parameters
         )
         ((single,),) = await self._run("forget_in_claims", parameters)
-        kept = max(parameters["older_than"], _ANSWERS_TTL)
+        kept = max(parameters["older_than"], ANSWERS_TTL)
         is_more = True
         while is_more:
             ((removed,),) = await self._run("forget_answers", {**parameters, "older_than": kept})

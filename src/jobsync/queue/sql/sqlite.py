@@ -1,4 +1,4 @@
-"""The queue backend on SQLite.
+"""The queue backend on SQLite. A claim is one row, see `sqlite_claims`.
 
 Claims and delays are counted by the time since boot, which all processes on the file share, and
 which no change of the wall clock affects. Claims of an earlier boot have lapsed. What is left of a
@@ -9,17 +9,16 @@ clock.
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jobsync.components import Components
 from jobsync.core.clock import Clock
-from jobsync.core.messages import LAPSED, SPARED, TRANSITIONS, MessageState, decide_lapse
-from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.core.messages import MessageState
+from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.sql import MessageGroup, SqlDirectory
+from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
@@ -27,12 +26,22 @@ from jobsync.queue.sql.common import (
     SqlBackend,
     build_connection_error,
 )
-from jobsync.queue.sql.message_rows import ClaimedRow, encode_any_error, encode_error
-from jobsync.stores.sql import SqliteAccess, load_sql
+from jobsync.queue.sql.message_rows import ClaimedRow
+from jobsync.queue.sql.sqlite_claims import (
+    SQL,
+    complete_claim,
+    end_lapsed,
+    extend_claim,
+    forget_completed,
+    insert_claim,
+    settle_claim,
+    to_json,
+)
+from jobsync.stores.sql import SqliteAccess
 
 __all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
 
-SQL = load_sql(__file__, "sqlite.sql")
+T = TypeVar("T")
 
 _ID, _FINISHED = 1, 13
 """Indices in the row of a message for display."""
@@ -55,6 +64,7 @@ class SqliteBackend(SqlBackend):
         self._is_idle = False
         self._has_foreign = True
         """Whether there may be delays that count from another boot."""
+        self._unsettled = UnsettledClaims()
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -107,56 +117,50 @@ class SqliteBackend(SqlBackend):
         ]
 
     async def _exists(self, ids: Sequence[str]) -> bool:
-        ((exists,),) = await self._access.read(SQL["exists"], {"ids": _json(list(ids))})
+        ((exists,),) = await self._access.read(SQL["exists"], {"ids": to_json(list(ids))})
         return bool(exists)
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
-        limit, suspects, tasks = request.limit, request.suspects, request.tasks
-        parameters = {
+        tasks = request.tasks
+        parameters: dict[str, Any] = {
             "queue": self.queue,
-            "suspects": suspects,
-            "limit": limit,
-            "tasks": None if tasks is None else _json(sorted(tasks)),
+            "suspects": request.suspects,
+            "limit": request.limit,
+            "tasks": None if tasks is None else to_json(sorted(tasks)),
         }
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
-            boot, mono = self._since_boot()
-            if self._has_foreign:
+            ((has_waiting,),) = connection.execute(SQL["has_waiting"], parameters)
+            if has_waiting and self._has_foreign:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
-            rows = connection.execute(SQL["select_waiting"], parameters).fetchall()
-            if not suspects and len(rows) < limit:
-                rest = {**parameters, "limit": limit - len(rows)}
-                rows += connection.execute(SQL["select_ready"], rest).fetchall()
+            rows, is_full = _select(connection, parameters, has_waiting=has_waiting)
             if rows:
-                values = {
-                    "claim": request.claim,
-                    "session": request.session,
-                    "due": mono + request.visibility,
-                    "boot": boot,
-                    "now": parameters["now"],
-                    "positions": _json([row[0] for row in rows]),
-                }
-                connection.execute(SQL["claim"], values)
-            outlook = connection.execute(SQL["outlook"], parameters).fetchone()
-            return self._build_result([row[1:] for row in sorted(rows)], outlook, limit)
+                boot, mono = self._since_boot()
+                values = {**parameters, "due": mono + request.visibility, "boot": boot}
+                insert_claim(connection, request, rows, values)
+            if has_waiting:
+                outlook = connection.execute(SQL["outlook"], parameters).fetchone()
+            else:
+                lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
+                outlook = (False, False, None, None, *(lapse or (None, None)), False)
+            return self._build_result([row[1:9] for row in rows], outlook, is_more=is_full)
 
         if self._is_idle:
             # A read blocks no writer.
             parameters.update(self._read_delay_time())
             (outlook,) = await self._access.read(SQL["outlook"], parameters)
-            claimed = self._build_result([], outlook, limit)
+            claimed = self._build_result([], outlook, is_more=False)
             if not (outlook[0] or self._has_foreign):
                 return claimed
-        try:
-            claimed = await self._access.write(work, self.topic)
-        except OutcomeUnknown as error:
-            raise Unavailable(self.topic, error.detail) from error
+        claimed = await self._write_repeatable(work)
         self._is_idle = not claimed.more
+        if claimed.rows:
+            self._unsettled.add(request.claim, claimed.rows)
         return claimed
 
     def _build_result(
-        self, rows: list[ClaimedRow], outlook: Sequence[Any], limit: int
+        self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
     ) -> ClaimedRows:
         (boot, mono), (_, delay_now) = self._since_boot(), _read_delay_clock(self._access.clock)
         _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
@@ -164,62 +168,97 @@ class SqliteBackend(SqlBackend):
         if self._has_foreign:
             delays.append(0.0)
         lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
-        due, more = min(delays, default=None), len(rows) >= limit
-        return ClaimedRows(rows, bool(suspects), due, lapses_in, more)
+        return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in, is_more)
 
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
+        parts: defaultdict[str, list[Settlement]] = defaultdict(list)
+        for settlement in batch:
+            parts[settlement.receipt.claim].append(settlement)
+        whole = {
+            claim
+            for claim, part in parts.items()
+            if self._unsettled.remove(claim) == {each.receipt.id for each in part}
+            and all(each.move == "complete" and not each.error for each in part)
+        }
+        corrupt: list[Corrupt] = []
+
         def work(connection: sqlite3.Connection) -> set[str]:
             time = self._read_delay_time()
-            settled = _complete(connection, batch, time["now"])
-            rest = [each for each in batch if each.receipt.id not in settled]
-            return settled.union(
-                each.receipt.id for each in rest if _settle_one(connection, each, time)
-            )
+            settled: set[str] = set()
+            for claim, part in parts.items():
+                if claim in whole and complete_claim(connection, claim, len(part), time["now"]):
+                    settled.update(each.receipt.id for each in part)
+                    continue
+                try:
+                    settled |= settle_claim(connection, claim, part, time)
+                except Corrupt as error:
+                    corrupt.append(error)
+            return settled
 
-        return await self._access.write(work, self.topic)
+        settled = await self._access.write(work, self.topic)
+        self._report(corrupt)
+        return settled
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        ids: defaultdict[str, set[str]] = defaultdict(set)
+        for receipt in receipts:
+            ids[receipt.claim].add(receipt.id)
+        corrupt: list[Corrupt] = []
 
-        def work(connection: sqlite3.Connection) -> list[bool]:
+        def work(connection: sqlite3.Connection) -> set[tuple[str, str]]:
             boot, mono = self._since_boot()
-            return [
-                connection.execute(
-                    SQL["extend"],
-                    {
-                        "id": receipt.id,
-                        "claim": receipt.claim,
-                        "boot": boot,
-                        "due": mono + visibility,
-                    },
-                ).rowcount
-                > 0
-                for receipt in receipts
-            ]
+            extended: set[tuple[str, str]] = set()
+            for claim, names in ids.items():
+                try:
+                    found = extend_claim(connection, claim, names, (boot, mono + visibility))
+                except Corrupt as error:
+                    corrupt.append(error)
+                else:
+                    extended.update((claim, name) for name in found)
+            return extended
 
-        try:
-            return await self._access.write(work, self.topic)
-        except OutcomeUnknown as error:
-            raise Unavailable(self.topic, error.detail) from error
+        extended = await self._write_repeatable(work)
+        self._report(corrupt)
+        return [(receipt.claim, receipt.id) in extended for receipt in receipts]
 
     async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
+        corrupt: list[Corrupt] = []
 
         def work(connection: sqlite3.Connection) -> list[EndedClaim]:
-            time, (boot, mono) = self._read_delay_time(), self._since_boot()
+            boot, mono = self._since_boot()
             parameters = {
                 "queue": self.queue,
                 "boot": boot,
                 "mono": mono,
-                "dead": _json(list(dead)),
-                "keep": _json(list(keep)),
+                "dead": to_json(list(dead)),
                 "limit": MAX_BATCH,
             }
-            rows = connection.execute(SQL["find_lapsed"], parameters).fetchall()
-            return [_end_lapsed(connection, row, time) for row in rows]
+            time = {**self._read_delay_time(), "since_boot": boot, "since": mono}
+            ended: list[EndedClaim] = []
+            for row in connection.execute(SQL["find_lapsed"], parameters).fetchall():
+                try:
+                    ended += end_lapsed(connection, row, keep, dead, time)
+                except Corrupt as error:
+                    corrupt.append(error)
+                    connection.execute(SQL["abandon"], {"number": row[0]})
+                if len(ended) >= MAX_BATCH:
+                    break
+            return ended
 
+        ended = await self._write_repeatable(work)
+        self._report(corrupt)
+        return ended
+
+    async def _write_repeatable(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work that may be run again, whatever its outcome was."""
         try:
             return await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
+
+    def _report(self, corrupt: Sequence[Corrupt]) -> None:
+        for error in corrupt:
+            self._corruption_log.report(error)
 
     async def list_holders(self) -> list[str]:
         """Return the sessions that hold claims."""
@@ -228,8 +267,8 @@ class SqliteBackend(SqlBackend):
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
         parameters = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
-        times = _read_clock(self._access)
-        return await self._access.read(SQL["browse_live"], {**parameters, **times})
+        query = SQL["browse_claimed" if state == "claimed" else "browse_live"]
+        return await self._access.read(query, {**parameters, **_read_clock(self._access)})
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
@@ -241,7 +280,8 @@ class SqliteBackend(SqlBackend):
             "limit": limit,
             "now": self._now(),
         }
-        rows = await self._access.read(SQL["browse_finished"], parameters)
+        query = SQL["browse_completed" if state == "completed" else "browse_finished"]
+        rows = await self._access.read(query, parameters)
         return [(*row[:-1], f"{row[_FINISHED]!r} {row[_ID]}") for row in rows]
 
     async def _count(self) -> list[tuple[MessageState, int]]:
@@ -255,13 +295,13 @@ class SqliteBackend(SqlBackend):
         def work(connection: sqlite3.Connection) -> int:
             parameters = {
                 "queue": self.queue,
-                "ids": _json(list(ids or ())),
+                "ids": to_json(list(ids or ())),
                 "all": ids is None,
                 "limit": limit,
                 **self._read_delay_time(),
             }
             redriven = [name for (name,) in connection.execute(SQL["redrive"], parameters)]
-            connection.execute(SQL["delete_finished"], {"ids": _json(redriven)})
+            connection.execute(SQL["delete_finished"], {"ids": to_json(redriven)})
             return len(redriven)
 
         return await self._access.write(work, self.topic)
@@ -269,9 +309,23 @@ class SqliteBackend(SqlBackend):
     async def _purge(self, states: Collection[MessageState]) -> int:
 
         def work(connection: sqlite3.Connection) -> int:
-            parameters = {"queue": self.queue, "states": _json(list(states))}
+            parameters = {
+                "queue": self.queue,
+                "states": to_json(list(states)),
+                "now": self._now(),
+            }
             statements = (SQL["purge_live"], SQL["purge_finished"])
-            return sum(connection.execute(text, parameters).rowcount for text in statements)
+            purged = sum(connection.execute(text, parameters).rowcount for text in statements)
+            claimed, completed = connection.execute(SQL["count_in_claims"], parameters).fetchone()
+            if "claimed" in states:
+                purged += claimed
+                numbers = connection.execute(SQL["purge_claimed"], parameters).fetchall()
+                for (number,) in numbers:
+                    connection.execute(SQL["delete_payloads"], {"number": number})
+            if "completed" in states:
+                purged += completed
+                connection.execute(SQL["purge_completed"], parameters)
+            return purged
 
         return await self._access.write(work, self.topic)
 
@@ -285,16 +339,34 @@ class SqliteBackend(SqlBackend):
         def work(connection: sqlite3.Connection) -> bool:
             return connection.execute(statement, {**parameters, "queue": self.queue}).rowcount > 0
 
-        try:
-            return await self._access.write(work, self.topic)
-        except OutcomeUnknown as error:
-            raise Unavailable(self.topic, error.detail) from error
+        return await self._write_repeatable(work)
 
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
+        now = self._now()
+        parameters = {
+            "queue": self.queue,
+            "state": state,
+            "before": now - older_than,
+            "answered": now - max(older_than, ANSWERS_TTL),
+            "limit": limit,
+        }
+
         def work(connection: sqlite3.Connection) -> int:
-            before = self._now() - older_than
-            parameters = {"queue": self.queue, "state": state, "before": before, "limit": limit}
-            return connection.execute(SQL["forget"], parameters).rowcount
+            count = connection.execute(SQL["forget"], parameters).rowcount
+            if state == "completed" and count < limit:
+                count += forget_completed(connection, parameters)
+            return count
+
+        count = await self._access.write(work, self.topic)
+        while state == "completed" and await self._forget_answers(parameters) >= limit:
+            pass
+        return count
+
+    async def _forget_answers(self, parameters: Mapping[str, Any]) -> int:
+        """Delete claims that nobody asks about; return how many."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.execute(SQL["forget_answers"], parameters).rowcount
 
         return await self._access.write(work, self.topic)
 
@@ -329,7 +401,7 @@ class SqliteQueueDirectory(SqlDirectory):
         return await self._access.read(SQL["list_pauses"])
 
     async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
-        parameters = {"ids": _json([*ids]), **_read_clock(self._access)}
+        parameters = {"ids": to_json([*ids]), **_read_clock(self._access)}
         return await self._access.read(SQL["find"], parameters)
 
     async def _list(
@@ -359,76 +431,20 @@ def _read_clock(access: SqliteAccess) -> dict[str, float]:
     }
 
 
-def _complete(connection: sqlite3.Connection, batch: Sequence[Settlement], now: float) -> set[str]:
-    """Complete the messages of each claim by two statements; return those of complete claims."""
-    ids_by_claim: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for settlement in batch:
-        if settlement.move == "complete" and not settlement.error:
-            receipt = settlement.receipt
-            ids_by_claim[receipt.claim, _mark(settlement)].append(receipt.id)
-    settled: set[str] = set()
-    for (claim, mark), ids in ids_by_claim.items():
-        parameters = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
-        count = connection.execute(SQL["complete"], parameters).rowcount
-        connection.execute(SQL["delete_completed"], parameters)
-        if count == len(ids):
-            settled.update(ids)
-    return settled
-
-
-def _mark(settlement: Settlement) -> str:
-    """Return how a claim was settled, as the message's row records it."""
-    return f"{settlement.receipt.claim}:{settlement.move}"
-
-
-def _settle_one(
-    connection: sqlite3.Connection, settlement: Settlement, time: Mapping[str, float]
-) -> bool:
-    """End a claim; return whether it is settled in this way, now or before."""
-    parameters = {
-        "id": settlement.receipt.id,
-        "claim": settlement.receipt.claim,
-        "target": settlement.target,
-        "mark": _mark(settlement),
-        "error": encode_any_error(settlement.error),
-        "due": time["now"] + settlement.delay,
-        "wakes": time["mono"] + settlement.delay,
-        "back": settlement.is_returned,
-        "suspect": 0,
-        **time,
-    }
-    if settlement.target == "waiting":
-        settled = connection.execute(SQL["requeue"], parameters).rowcount > 0
-    elif settled := connection.execute(SQL["finish"], parameters).rowcount > 0:
-        connection.execute(SQL["delete_live"], parameters)
-    return settled or bool(connection.execute(SQL["was_settled"], parameters).fetchone()[0])
-
-
-def _end_lapsed(
-    connection: sqlite3.Connection, row: Sequence[Any], time: Mapping[str, float]
-) -> EndedClaim:
-    name, claim, attempt, max_attempts, suspect, session = row
-    move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
-    step = TRANSITIONS[move]
-    parameters = {
-        "id": name,
-        "claim": claim,
-        "target": step.target,
-        "mark": "",
-        "error": encode_error(SPARED if step.returns else LAPSED),
-        "due": time["now"],
-        "wakes": time["mono"],
-        "back": step.returns,
-        "suspect": 1,
-        **time,
-    }
-    if step.target == "waiting":
-        connection.execute(SQL["requeue"], parameters)
-    else:
-        connection.execute(SQL["finish"], parameters)
-        connection.execute(SQL["delete_live"], parameters)
-    return EndedClaim(id=name, state=step.target, attempt=attempt, session=session)
-
-
-def _json(items: list[Any]) -> str:
-    return msgspec.json.encode(items).decode()
+def _select(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], *, has_waiting: bool
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return the messages to claim, in their order, and whether there may be more."""
+    rows: list[tuple[Any, ...]] = []
+    limit, size = parameters["limit"], 0
+    names = ["select_waiting"] if has_waiting else []
+    if not parameters["suspects"]:
+        names.append("select_ready")
+    for name in names:
+        left = {**parameters, "limit": limit - len(rows)}
+        for row in connection.execute(SQL[name], left):
+            rows.append(row)
+            size += len(row[2]) + len(row[10])
+            if size >= MAX_CLAIM_BYTES or len(rows) == limit:
+                return sorted(rows), True
+    return sorted(rows), False

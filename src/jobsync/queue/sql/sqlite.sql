@@ -1,5 +1,6 @@
 -- Statements on the messages in an SQLite file. The statements of one batch run in one transaction.
--- See sqlite.py.
+-- See sqlite.py, and for the rows of claims sqlite_claims.py. The letters of outcomes are explained in
+-- the schema.
 
 -- fragment: is_known
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
@@ -13,15 +14,11 @@ format <= 1
 -- The number of the next delivery. A counter at its end stays there; the message is then set aside.
 CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
 
--- fragment: attempt
--- The number of the current attempt, whatever somebody has written into the counters.
-min(max(deliveries - returned, 0), 2147483647)
-
 -- fragment: message
--- A claimed message. The payload is read as bytes: text that is not UTF-8 would fail the query, not
--- only its own row.
+-- A message to claim. Payload and errors are read as bytes: text that is not UTF-8 would fail the
+-- query, not only its own row.
 position, id, CAST(payload AS BLOB), {next_delivery}, returned, max_attempts, timeout, suspect,
-enqueued
+enqueued, task, CAST(errors AS BLOB)
 
 -- fragment: is_open
 -- Whether the queue is not paused.
@@ -47,40 +44,95 @@ SELECT position FROM jobsync_message
 WHERE queue = :queue AND state = 'waiting' AND suspect IN (0, 1) AND boot = :boot
 AND wakes IS NULL AND {is_known}
 
--- fragment: error_line
--- One line of JSON for the errors of a message, if there is an error.
-CASE WHEN :error IS NOT NULL THEN json_object(
-  'attempt', {attempt}, 'error', json(:error), 'at', :now, 'session', session
-) || char(10) ELSE '' END
-
--- fragment: kept_errors
--- The errors of a message so far. Of very many the latest are kept, from the start of a line: each new
--- one rewrites the row, and a row has an end.
-CASE WHEN length(errors) > 400000
-  THEN substr(substr(errors, -200000), instr(substr(errors, -200000), char(10)) + 1)
-  ELSE errors END
-
--- fragment: is_of_claim
--- The messages that one claim still holds.
-id IN (SELECT value FROM json_each(:ids)) AND claim = :claim AND state = 'claimed'
-
--- fragment: live
--- A message that is not finished, for display. Claims and delays are counted from boot; people read
--- wall time.
-queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-suspect, enqueued,
+-- fragment: waiting
+-- A message that is not claimed, for display. Delays are counted from boot; people read wall time.
+queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, '', suspect,
+enqueued,
 CASE state WHEN 'waiting' THEN
   CASE WHEN boot = :delay_boot AND wakes IS NOT NULL THEN :now + wakes - :delay_now ELSE due END
-WHEN 'claimed' THEN
-  CASE WHEN boot = :boot THEN :now + due - :mono ELSE :now END
-END,
-CASE state WHEN 'claimed' THEN claimed END, NULL, :now, format,
-CAST(position AS TEXT)
+END, NULL, NULL, :now, format, CAST(position AS TEXT)
+
+-- fragment: in_claim
+-- Claims `c` and their messages `m`. What somebody has overwritten fails no other claim.
+jobsync_claim AS c CROSS JOIN json_each(
+  CASE WHEN json_valid(c.messages) THEN c.messages ELSE '[]' END
+) AS m
+
+-- fragment: item
+-- The array of a message `m`.
+CASE m.type WHEN 'array' THEN m.value ELSE '[]' END
+
+-- fragment: item_id
+-- The id of a message `m`.
+json_extract({item}, '$[0]')
+
+-- fragment: outcome
+-- How a message `m` was settled.
+coalesce(nullif(substr(c.outcomes, m.key + 1, 1), ''), 'o')
+
+-- fragment: counters
+-- The counters and errors of a message `m`, for display.
+coalesce(json_extract({item}, '$[2]'), 0), coalesce(json_extract({item}, '$[3]'), 0),
+coalesce(json_extract({item}, '$[4]'), 1),
+CASE WHEN json_valid(c.errors) THEN coalesce(json_extract(c.errors, '$[' || m.key || ']'), '')
+  ELSE '' END
+
+-- fragment: item_enqueued
+-- When a message `m` was pushed.
+coalesce(json_extract({item}, '$[6]'), c.claimed)
+
+-- fragment: item_payload
+-- The payload of a message `m`.
+coalesce(CAST(substr(
+  coalesce(c.payloads, (SELECT payloads FROM jobsync_claim_payload WHERE number = c.number)),
+  json_extract({item}, '$[8]') + 1, json_extract({item}, '$[9]')
+) AS BLOB), x'')
+
+-- fragment: item_due
+-- When the claim of a message `m` lapses.
+coalesce(CASE WHEN json_valid(c.dues) THEN json_extract(c.dues, '$[' || m.key || ']') END, c.due)
+
+-- fragment: item_finished
+-- When a message `m` was completed.
+coalesce(CASE WHEN json_valid(c.times) THEN json_extract(c.times, '$[' || m.key || ']') END,
+  c.finished)
+
+-- fragment: claimed
+-- A claimed message, for display. Claims are counted from boot; people read wall time.
+c.queue, {item_id}, 'claimed', {item_payload}, {counters}, c.session, c.suspect, {item_enqueued},
+CASE WHEN c.boot = :boot THEN :now + {item_due} - :mono ELSE :now END, c.claimed, NULL, :now,
+c.format, CAST(json_extract({item}, '$[1]') AS TEXT)
+
+-- fragment: completed
+-- A completed message, for display. The caller builds the cursor.
+c.queue, {item_id}, 'completed', NULL, {counters}, c.session, 0, {item_enqueued}, NULL, NULL,
+{item_finished}, :now, c.format
 
 -- fragment: finished
--- A finished message, for display. The caller builds the cursor.
+-- A cancelled message or a dead letter, for display, or one that older code has completed. The caller
+-- builds the cursor.
 queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
 0, enqueued, NULL, NULL, finished, :now, format
+
+-- fragment: numbers
+-- The claims that may have any of these ids.
+SELECT c.number FROM json_each(:ids) AS g CROSS JOIN jobsync_claim AS c
+WHERE c.low = c.high AND c.low = g.value
+UNION
+SELECT c.number FROM json_each(:ids) AS g CROSS JOIN jobsync_claim AS c
+WHERE c.low < c.high AND c.high >= g.value AND c.low <= g.value
+
+-- fragment: payload
+-- The payload of a message, from its claim.
+CAST(coalesce(substr(coalesce(
+  (SELECT payloads FROM jobsync_claim WHERE number = :number),
+  (SELECT payloads FROM jobsync_claim_payload WHERE number = :number)
+), :start + 1, :size), x'') AS TEXT)
+
+-- fragment: claim_row
+-- A claim, as `ClaimRow` reads it.
+number, claim, queue, session, claimed, due, boot, suspect, format, closed, finished, outcomes,
+CAST(messages AS BLOB), CAST(errors AS BLOB), CAST(dues AS BLOB), CAST(times AS BLOB)
 
 -- name: push
 -- Add a message.
@@ -98,6 +150,9 @@ SELECT EXISTS (
   SELECT 1 FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
 ) OR EXISTS (
   SELECT 1 FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
+) OR EXISTS (
+  SELECT 1 FROM {in_claim}
+  WHERE c.number IN ({numbers}) AND {item_id} IN (SELECT value FROM json_each(:ids))
 );
 
 -- name: adopt
@@ -110,6 +165,10 @@ SET boot = :boot, wakes = :mono + max(0, min(
     ELSE due - :now END
 ))
 WHERE position IN (SELECT position FROM ({foreign_delays}) LIMIT :limit);
+
+-- name: has_waiting
+-- Whether any message waits: mostly none does, and this costs less than to select those that are due.
+SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'waiting');
 
 -- name: select_waiting
 -- Select due messages that waited, suspects or others.
@@ -124,12 +183,37 @@ SELECT {message} FROM jobsync_message
 WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
 ORDER BY position LIMIT :limit;
 
--- name: claim
--- Claim the selected messages.
-UPDATE jobsync_message
-SET state = 'claimed', deliveries = {next_delivery}, claim = :claim, session = :session,
-  due = :due, boot = :boot, claimed = :now
-WHERE position IN (SELECT value FROM json_each(:positions));
+-- name: delete_one
+-- Delete a selected message, which its claim has now.
+DELETE FROM jobsync_message WHERE position = :position;
+
+-- name: delete_claimed
+-- Likewise, many.
+DELETE FROM jobsync_message WHERE position IN (SELECT value FROM json_each(:positions));
+
+-- name: insert_claim
+-- Add a claim.
+INSERT INTO jobsync_claim (
+  claim, queue, session, claimed, due, boot, suspect, open, low, high, outcomes, messages, errors,
+  payloads
+)
+VALUES (
+  :claim, :queue, :session, :now, :due, :boot, :suspect, :open, :low, :high, :outcomes, :messages,
+  :errors, :payloads
+);
+
+-- name: insert_payloads
+-- Add the payloads of a claim if they are large.
+INSERT INTO jobsync_claim_payload (number, payloads) VALUES (:number, :payloads);
+
+-- fragment: next_lapse
+-- The claim that lapses first.
+SELECT due, boot FROM jobsync_claim WHERE queue = :queue AND open > 0 AND {is_known}
+ORDER BY due LIMIT 1
+
+-- name: find_next_lapse
+-- When the next claim lapses.
+{next_lapse};
 
 -- name: outlook
 -- What there is to do now and later: whether there is anything to claim, whether there are suspects
@@ -160,80 +244,117 @@ SELECT
     AND {is_known} AND {is_wanted}
   ),
   lapses.due, lapses.boot, EXISTS ({foreign_delays})
-FROM (SELECT 1) LEFT JOIN (
-  SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
-  AND {is_known} ORDER BY due LIMIT 1
-) AS lapses;
+FROM (SELECT 1) LEFT JOIN ({next_lapse}) AS lapses;
+
+-- name: complete_claim
+-- Complete all messages of a claim, none of which was settled before. This is the common case, and by
+-- far the cheapest one.
+UPDATE jobsync_claim
+SET outcomes = :outcomes, open = 0, completed = :count, closed = :now, finished = :now, dues = NULL,
+  payloads = NULL
+WHERE claim = :claim AND outcomes = :unsettled AND completed = 0
+RETURNING number;
+
+-- name: delete_payloads
+-- Delete the payloads of a claim that is closed, if they are large.
+DELETE FROM jobsync_claim_payload WHERE number = :number;
+
+-- name: read_claim
+-- The row of a claim.
+SELECT {claim_row} FROM jobsync_claim WHERE claim = :claim;
+
+-- name: write_claim
+-- Write what has changed in a claim.
+UPDATE jobsync_claim
+SET outcomes = :outcomes, open = :open, completed = :completed, closed = :closed,
+  finished = :finished, due = :due, boot = :boot, errors = :errors, dues = :dues, times = :times,
+  payloads = CASE WHEN :open > 0 THEN payloads END
+WHERE number = :number;
+
+-- name: put_back
+-- End a claim so that the message waits for its next delivery.
+INSERT INTO jobsync_message (
+  position, id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts,
+  timeout, suspect, errors, enqueued, claimed, format, task
+)
+VALUES (
+  :position, :id, :queue, 'waiting', :due, :boot, :wakes, {payload}, :deliveries,
+  CASE WHEN :returned < 2147483647 THEN :returned + :back ELSE :returned END, :max_attempts,
+  :timeout, :suspect, :errors, :enqueued, :claimed, :format, :task
+)
+-- Only if somebody has written the same id twice.
+ON CONFLICT DO NOTHING;
 
 -- name: finish
--- Copy one message to the finished ones. Completed messages keep no payload.
+-- End a claim so that the message is cancelled or a dead letter.
 INSERT INTO jobsync_finished (
   id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
   enqueued, finished, format, task
 )
-SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, deliveries, returned,
-  max_attempts, timeout, session, substr(trim(:mark || ' ' || trail), 1, 120), {kept_errors} || {error_line},
-  enqueued, :now, format, task
-FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed';
-
--- name: delete_live
--- Delete a message after it was copied.
-DELETE FROM jobsync_message WHERE id = :id;
-
--- name: complete
--- Copy the completed messages of one claim to the finished ones. Only completions come in large
--- numbers.
-INSERT INTO jobsync_finished (
-  id, queue, state, deliveries, returned, max_attempts, timeout, session, trail, errors, enqueued,
-  finished, format, task
+VALUES (
+  :id, :queue, :target, {payload}, :deliveries, :returned, :max_attempts, :timeout, :session, '',
+  :errors, :enqueued, :now, :format, :task
 )
-SELECT id, queue, 'completed', deliveries, returned, max_attempts, timeout, session,
-  substr(trim(:mark || ' ' || trail), 1, 120), errors, enqueued, :now, format, task
-FROM jobsync_message WHERE {is_of_claim};
-
--- name: delete_completed
--- Delete the messages of one claim after they were copied.
-DELETE FROM jobsync_message WHERE {is_of_claim};
-
--- name: requeue
--- End a claim so that the message waits for its next delivery.
-UPDATE jobsync_message
-SET state = 'waiting', due = :due, boot = :boot, wakes = :wakes,
-  returned = CASE WHEN returned < 2147483647 THEN returned + :back ELSE returned END,
-  suspect = :suspect, claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
-  errors = {kept_errors} || {error_line}
-WHERE id = :id AND claim = :claim AND state = 'claimed';
-
--- name: was_settled
--- Whether this claim was settled in this way before.
-SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE id = :id AND instr(trail, :mark))
-    OR EXISTS (SELECT 1 FROM jobsync_finished WHERE id = :id AND instr(trail, :mark));
-
--- name: extend
--- Extend a claim; never shorten it.
-UPDATE jobsync_message SET due = CASE WHEN boot = :boot THEN max(due, :due) ELSE :due END,
-  boot = :boot
-WHERE id = :id AND claim = :claim AND state = 'claimed';
+ON CONFLICT DO NOTHING;
 
 -- name: find_lapsed
--- Find the claims that lapsed, those of dead sessions, and those of an earlier boot, whose holders
--- ended with it.
-SELECT id, claim, {attempt}, max_attempts, suspect, session FROM jobsync_message
-WHERE queue = :queue AND state = 'claimed' AND (
-  boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead))
-) AND id NOT IN (SELECT value FROM json_each(:keep)) AND {is_known}
+-- Claims that have lapsed, and those of dead sessions.
+SELECT {claim_row} FROM jobsync_claim
+WHERE queue = :queue AND open > 0 AND {is_known}
+AND (boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead)))
 ORDER BY due LIMIT :limit;
+
+-- name: abandon
+-- Set aside a claim that cannot be read. It stays in the table.
+UPDATE jobsync_claim SET open = 0, completed = 0 WHERE number = :number;
 
 -- name: list_holders
 -- The sessions that hold claims.
-SELECT DISTINCT session FROM jobsync_message
-WHERE queue = :queue AND state = 'claimed' AND {is_known} ORDER BY session;
+SELECT DISTINCT session FROM jobsync_claim
+WHERE queue = :queue AND open > 0 AND {is_known} ORDER BY session;
 
 -- name: browse_live
--- List messages in a state, in their order.
-SELECT {live} FROM jobsync_message
+-- List messages that are not claimed, in their order.
+SELECT {waiting} FROM jobsync_message
 WHERE queue = :queue AND state = :state AND position > CAST(:after AS INTEGER)
 ORDER BY position LIMIT :limit;
+
+-- name: browse_claimed
+-- List claimed messages, in their order.
+SELECT {claimed} FROM {in_claim}
+WHERE c.queue = :queue AND c.open > 0 AND {outcome} = 'o' AND {item_id} IS NOT NULL
+AND json_extract({item}, '$[1]') > CAST(:after AS INTEGER)
+ORDER BY json_extract({item}, '$[1]') LIMIT :limit;
+
+-- name: browse_completed
+-- List completed messages, the oldest first: in claims, and those that older code has completed. The
+-- first claims that have as many as are listed, and claims that began before they ended, have all of
+-- these.
+SELECT * FROM (
+  SELECT {completed}, '' FROM {in_claim}
+  WHERE c.queue = :queue AND c.completed > 0 AND c.finished >= :since
+  AND c.claimed <= coalesce((
+    SELECT min(finished) FROM (
+      SELECT finished, sum(number) OVER (ORDER BY finished ROWS UNBOUNDED PRECEDING) AS total
+      FROM (
+        -- One of which some were completed earlier may have only one to list.
+        SELECT finished, CASE WHEN times IS NULL THEN completed ELSE 1 END AS number
+        FROM jobsync_claim WHERE queue = :queue AND completed > 0 AND finished > :since
+        ORDER BY finished LIMIT :limit
+      )
+    ) WHERE total >= :limit
+  ), 9e999)
+  AND {outcome} = 'c' AND {item_id} IS NOT NULL
+  AND ({item_finished}, {item_id}) > (:since, :after)
+  UNION ALL
+  SELECT * FROM (
+    SELECT {finished}, '' FROM jobsync_finished
+    WHERE queue = :queue AND state = 'completed' AND (finished, id) > (:since, :after)
+    ORDER BY finished, id LIMIT :limit
+  )
+)
+-- By the time and the id.
+ORDER BY 14, 2 LIMIT :limit;
 
 -- name: browse_finished
 -- List finished messages in a state, the oldest first.
@@ -243,14 +364,31 @@ ORDER BY finished, id LIMIT :limit;
 
 -- name: find
 -- Find messages of any queue by id.
-SELECT {live} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+SELECT {waiting} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT {claimed} FROM {in_claim}
+WHERE c.number IN ({numbers}) AND c.open > 0 AND {outcome} = 'o'
+AND {item_id} IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT {completed}, '' FROM {in_claim}
+WHERE c.number IN ({numbers}) AND c.completed > 0 AND {outcome} = 'c'
+AND {item_id} IN (SELECT value FROM json_each(:ids))
 UNION ALL
 SELECT {finished}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: list_live
 -- List the messages of a queue that are not finished, by id.
-SELECT {live} FROM jobsync_message
-WHERE queue = :queue AND id > :after ORDER BY id LIMIT :limit;
+SELECT * FROM (
+  SELECT * FROM (
+    SELECT {waiting} FROM jobsync_message
+    WHERE queue = :queue AND id > :after ORDER BY id LIMIT :limit
+  )
+  UNION ALL
+  SELECT {claimed} FROM {in_claim}
+  WHERE c.queue = :queue AND c.open > 0 AND {outcome} = 'o' AND {item_id} > :after
+)
+-- By the id.
+ORDER BY 2 LIMIT :limit;
 
 -- name: list_dead
 -- List the dead letters of a queue, by id.
@@ -259,8 +397,13 @@ WHERE queue = :queue AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
 
 -- name: summarize
 -- Count the messages of all queues by state and session, with the time of the oldest.
-SELECT queue, state, session, count(*), min(enqueued) FROM jobsync_message
-GROUP BY queue, state, session
+SELECT queue, state, '', count(*), min(enqueued) FROM jobsync_message GROUP BY queue, state
+UNION ALL
+SELECT queue, 'claimed', session, sum(open), min(claimed) FROM jobsync_claim
+WHERE open > 0 GROUP BY queue, session
+UNION ALL
+SELECT queue, 'completed', '', sum(completed), min(claimed) FROM jobsync_claim
+WHERE completed > 0 GROUP BY queue
 UNION ALL
 SELECT queue, state, '', count(*), min(enqueued) FROM jobsync_finished GROUP BY queue, state;
 
@@ -279,23 +422,34 @@ DELETE FROM jobsync_pause WHERE queue = :queue;
 
 -- name: count
 -- Count the messages of a queue by state.
-SELECT state, count(*) FROM jobsync_message WHERE queue = :queue GROUP BY state
-UNION ALL
-SELECT state, count(*) FROM jobsync_finished WHERE queue = :queue GROUP BY state;
+SELECT state, sum(number) FROM (
+  SELECT state, count(*) AS number FROM jobsync_message WHERE queue = :queue GROUP BY state
+  UNION ALL
+  SELECT 'claimed', sum(open) FROM jobsync_claim WHERE queue = :queue AND open > 0
+  UNION ALL
+  SELECT 'completed', sum(completed) FROM jobsync_claim WHERE queue = :queue AND completed > 0
+  UNION ALL
+  SELECT state, count(*) FROM jobsync_finished WHERE queue = :queue GROUP BY state
+) WHERE number > 0 GROUP BY state;
 
 -- name: find_newer
 -- Count the messages of newer code by format.
-SELECT format, count(*) FROM jobsync_message
-WHERE queue = :queue AND format > 1 GROUP BY format ORDER BY format;
+SELECT format, sum(number) FROM (
+  SELECT format, count(*) AS number FROM jobsync_message
+  WHERE queue = :queue AND format > 1 GROUP BY format
+  UNION ALL
+  SELECT format, sum(open) FROM jobsync_claim
+  WHERE queue = :queue AND open > 0 AND format > 1 GROUP BY format
+) GROUP BY format ORDER BY format;
 
 -- name: redrive
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 INSERT INTO jobsync_message (
-  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout, trail,
+  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout,
   errors, enqueued, format, task
 )
 SELECT id, queue, 'waiting', :now, :boot, :mono, payload, deliveries, deliveries, max_attempts,
-  timeout, trail, errors, enqueued, format, task
+  timeout, errors, enqueued, format, task
 FROM jobsync_finished
 WHERE queue = :queue AND payload IS NOT NULL AND {is_known} AND (
   id IN (SELECT value FROM json_each(:ids)) OR (:all AND state = 'dead')
@@ -317,10 +471,58 @@ WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is
 DELETE FROM jobsync_finished
 WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is_known};
 
+-- name: count_in_claims
+-- How many messages of a queue are claimed and completed, without those of newer code.
+SELECT coalesce(sum(open), 0), coalesce(sum(completed), 0) FROM jobsync_claim
+WHERE queue = :queue AND {is_known} AND (open > 0 OR completed > 0);
+
+-- name: purge_claimed
+-- Purge claimed messages. The rows of claims stay: they answer settlements.
+UPDATE jobsync_claim SET outcomes = replace(outcomes, 'o', 'p'), open = 0, closed = :now,
+  payloads = NULL
+WHERE queue = :queue AND open > 0 AND {is_known} RETURNING number;
+
+-- name: purge_completed
+-- Purge completed messages, likewise.
+UPDATE jobsync_claim SET outcomes = replace(outcomes, 'c', 'f'), completed = 0
+WHERE queue = :queue AND completed > 0 AND {is_known};
+
 -- name: forget
 -- Delete messages that were finished long ago.
 DELETE FROM jobsync_finished WHERE id IN (
   SELECT id FROM jobsync_finished
   WHERE queue = :queue AND state = :state AND finished < :before AND {is_known}
   ORDER BY finished LIMIT :limit
+);
+
+-- name: find_old
+-- Claims all of whose completed messages were completed long ago: how many, and whether the claim is
+-- too old to be asked about.
+SELECT number, completed, open = 0 AND closed < :answered FROM jobsync_claim
+WHERE queue = :queue AND completed > 0 AND finished < :before AND {is_known}
+ORDER BY finished LIMIT :limit;
+
+-- name: delete_claims
+-- Delete claims.
+DELETE FROM jobsync_claim WHERE number IN (SELECT value FROM json_each(:numbers));
+
+-- name: forget_in_claims
+-- Forget the completed messages of claims that still answer settlements.
+UPDATE jobsync_claim SET outcomes = replace(outcomes, 'c', 'f'), completed = 0
+WHERE number IN (SELECT value FROM json_each(:numbers));
+
+-- name: find_partly_old
+-- Claims of which some messages were completed long ago.
+SELECT {claim_row} FROM jobsync_claim
+WHERE queue = :queue AND completed > 0 AND times IS NOT NULL AND claimed < :before
+AND finished >= :before AND {is_known}
+LIMIT :limit;
+
+-- name: forget_answers
+-- Delete claims without completed messages that were closed long ago. Nobody repeats their settlements
+-- any more.
+DELETE FROM jobsync_claim WHERE number IN (
+  SELECT number FROM jobsync_claim
+  WHERE queue = :queue AND completed = 0 AND closed IS NOT NULL AND closed < :answered
+  AND {is_known} ORDER BY closed LIMIT :limit
 );

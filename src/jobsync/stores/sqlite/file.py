@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
 from jobsync.stores.memory import LocalNotifier
-from jobsync.stores.sql import Parameters, load_schema_steps
+from jobsync.stores.sql import Parameters, load_schema_steps, load_sql
 from jobsync.stores.sqlite.location import check_location
 from jobsync.stores.sqlite.watcher import FileWatcher
 from jobsync.stores.threads import ThreadPool
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 SQLITE_STEPS = load_schema_steps(__file__, "schema.sql")
 """Step n brings a file from schema version n to n + 1."""
+
+_SQL = load_sql(__file__, "schema.sql")
 
 _BUSY_SLICE = 1.0
 _MAX_WAL_SIZE = 64 * 1024 * 1024
@@ -233,7 +235,7 @@ class SqliteFile:
     def _prepare(self) -> None:
         check_location(self.path)
         self._connect("write")
-        self._transact(_upgrade)
+        self._transact(_upgrade, self._name)
 
     def _connect(self, role: str) -> None:
         try:
@@ -389,18 +391,24 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the tables up to date, in a transaction, so that only one process does it."""
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS jobsync_schema (version INTEGER NOT NULL) STRICT"
-    )
-    row = connection.execute("SELECT version FROM jobsync_schema").fetchone()
-    if row is None:
-        connection.execute("INSERT INTO jobsync_schema VALUES (0)")
-    # Changes nothing, but fails now, not at the first write, if the file cannot be written.
-    connection.execute("UPDATE jobsync_schema SET version = version")
-    # A newer version than ours has only added to it.
-    for step in SQLITE_STEPS[0 if row is None else row[0] :]:
-        for statement in step:
+def _upgrade(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the tables up to date, in a transaction, so that only one process does it.
+
+    Raises:
+        Misconfigured: they are of newer code, and this code cannot use them.
+    """
+    connection.execute(_SQL["create_version_table"])
+    if connection.execute(_SQL["has_oldest_code"]).fetchone() is None:
+        connection.execute(_SQL["add_oldest_code"])
+    if (row := connection.execute(_SQL["read_version"]).fetchone()) is None:
+        connection.execute(_SQL["insert_version"])
+    version, oldest_code = row or (0, 0)
+    if oldest_code > len(SQLITE_STEPS):
+        problem = f"has tables of version {version}, and this code knows {len(SQLITE_STEPS)}"
+        raise Misconfigured("url", path, problem, "upgrade jobsync in this process")
+    connection.execute(_SQL["try_to_write"])
+    if steps := SQLITE_STEPS[version:]:
+        for statement in (statement for step in steps for statement in step):
             connection.execute(statement)
-        connection.execute("UPDATE jobsync_schema SET version = version + 1")
+        connection.execute(_SQL["raise_version"], {"version": len(SQLITE_STEPS)})
+        connection.execute(_SQL["refuse_older_code"])

@@ -2,7 +2,8 @@
 --
 -- Values are JSON and need no migration. Tables have a version: the blocks that start with `v3_`
 -- bring a file from version 2 to 3. A step only adds, so that older code keeps working beside
--- newer code.
+-- newer code. Version 7 is the exception: it moves claims to a table of their own, and code that does
+-- not know that table refuses to connect.
 
 -- name: v1_record
 -- Records: one row for each key, tombstones included.
@@ -123,3 +124,147 @@ ALTER TABLE jobsync_message ADD COLUMN task TEXT NOT NULL DEFAULT '';
 -- name: v6_finished_task
 -- Likewise.
 ALTER TABLE jobsync_finished ADD COLUMN task TEXT NOT NULL DEFAULT '';
+
+-- name: v7_claim
+-- Claims: one row for each batch that was claimed, with all its messages in order. `outcomes` has a
+-- letter for each message:
+--   o open, c completed, f completed and forgotten, x cancelled, r retried, d buried, b released,
+--   s snoozed, l ended because it lapsed or its session died, p purged
+-- When no message is open the row is closed and its payloads are removed. It stays as the record of
+-- the completed messages, and answers settlements that are repeated.
+CREATE TABLE jobsync_claim (
+  number    INTEGER PRIMARY KEY,
+  claim     TEXT    NOT NULL UNIQUE,      -- nonce
+  queue     TEXT    NOT NULL,
+  session   TEXT    NOT NULL,             -- the session that has claimed them
+  claimed   REAL    NOT NULL,             -- Unix seconds
+  due       REAL    NOT NULL,             -- when the first open message lapses: seconds since boot
+  boot      INTEGER NOT NULL,             -- the boot that `due` counts from
+  suspect   INTEGER NOT NULL,             -- whether it is a claim of suspects
+  format    INTEGER NOT NULL DEFAULT 1,   -- the highest format of its messages
+  open      INTEGER NOT NULL,             -- how many are open
+  completed INTEGER NOT NULL DEFAULT 0,   -- how many are recorded as completed
+  closed    REAL,                         -- Unix seconds; NULL while a message is open
+  finished  REAL,                         -- when the latest of them was completed: Unix seconds
+  low       TEXT    NOT NULL,             -- the least of the ids
+  high      TEXT    NOT NULL,             -- the greatest of the ids
+  outcomes  TEXT    NOT NULL,
+  messages  TEXT    NOT NULL,             -- JSON: for each an array of id, position, deliveries,
+                                          -- returned, max_attempts, timeout, enqueued, task, and
+                                          -- where its payload starts and how many bytes it has
+  errors    TEXT,                         -- JSON: the errors of each; NULL if there are none
+  dues      TEXT,                         -- JSON: when each lapses; NULL if all do at `due`
+  times     TEXT,                         -- JSON: when each was completed; NULL if all were at
+                                          -- `finished`
+  payloads  BLOB                          -- one after the other; NULL if they are large, or closed
+) STRICT;
+
+-- name: v7_claim_payload
+-- The payloads of open claims if they are large: apart, so that settling a few messages of a claim does
+-- not write the payloads of all again.
+CREATE TABLE jobsync_claim_payload (
+  number   INTEGER PRIMARY KEY,
+  payloads BLOB    NOT NULL
+) STRICT;
+
+-- name: v7_claim_open
+-- Open claims of a queue, the one that lapses first in front.
+CREATE INDEX jobsync_claim_open ON jobsync_claim (queue, due) WHERE open > 0;
+
+-- name: v7_claim_completed
+-- Claims of a queue with completed messages, oldest first.
+CREATE INDEX jobsync_claim_completed ON jobsync_claim (queue, finished, claimed, completed)
+WHERE completed > 0;
+
+-- name: v7_claim_times
+-- Claims of a queue whose messages were completed at different times, the first one in front.
+CREATE INDEX jobsync_claim_times ON jobsync_claim (queue, claimed)
+WHERE completed > 0 AND times IS NOT NULL;
+
+-- name: v7_claim_answers
+-- Closed claims of a queue that only answer settlements.
+CREATE INDEX jobsync_claim_answers ON jobsync_claim (queue, closed)
+WHERE completed = 0 AND closed IS NOT NULL;
+
+-- name: v7_claim_id
+-- Finds claims of one message by its id.
+CREATE INDEX jobsync_claim_id ON jobsync_claim (low) WHERE low = high;
+
+-- name: v7_claim_ids
+-- Finds claims of many messages by id. Ids sort by time, so the ids of a claim are close together.
+CREATE INDEX jobsync_claim_ids ON jobsync_claim (high, low) WHERE low < high;
+
+-- name: v7_move_claims
+-- Give each message that older code has claimed a claim of its own.
+INSERT INTO jobsync_claim (
+  claim, queue, session, claimed, due, boot, suspect, format, open, low, high, outcomes, messages,
+  errors, payloads
+)
+SELECT claim || ':' || id, queue, session, coalesce(claimed, enqueued), due, boot, suspect, format,
+  1, id, id, 'o', json_array(json_array(
+    id, position, deliveries, returned, max_attempts, timeout, enqueued, task, 0,
+    length(CAST(payload AS BLOB))
+  )), CASE WHEN errors <> '' THEN json_array(errors) END, CAST(payload AS BLOB)
+FROM jobsync_message WHERE state = 'claimed' ORDER BY position;
+
+-- name: v7_delete_claimed
+-- There are no claimed messages in this table any more.
+DELETE FROM jobsync_message WHERE state = 'claimed';
+
+-- name: v7_drop_message_claimed
+-- Likewise.
+DROP INDEX jobsync_message_claimed;
+
+-- name: v7_drop_message_waiting
+-- Only older code read it.
+DROP INDEX jobsync_message_waiting;
+
+-- name: v7_drop_message_claim
+-- Without this column older code that is connected cannot claim. The column `session` stays, because
+-- a view may show it; nothing reads it.
+ALTER TABLE jobsync_message DROP COLUMN claim;
+
+-- name: v7_drop_message_trail
+-- Claims record how they were settled.
+ALTER TABLE jobsync_message DROP COLUMN trail;
+
+-- name: create_version_table
+-- Create the table that has the version of the tables, and the oldest version that code must know to
+-- use them.
+CREATE TABLE IF NOT EXISTS jobsync_schema (
+  version     INTEGER NOT NULL,
+  oldest_code INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+-- name: has_oldest_code
+-- Check that this table is not one of before version 7.
+SELECT 1 FROM pragma_table_info('jobsync_schema') WHERE name = 'oldest_code';
+
+-- name: add_oldest_code
+-- Bring it up to date.
+ALTER TABLE jobsync_schema ADD COLUMN oldest_code INTEGER NOT NULL DEFAULT 0;
+
+-- name: read_version
+-- Read both versions.
+SELECT version, oldest_code FROM jobsync_schema;
+
+-- name: insert_version
+-- Start with version 0.
+INSERT INTO jobsync_schema (version) VALUES (0);
+
+-- name: try_to_write
+-- Change nothing, but fail now, not at the first write, if the file cannot be written.
+UPDATE jobsync_schema SET oldest_code = oldest_code;
+
+-- name: raise_version
+-- Record the new version of the tables.
+UPDATE jobsync_schema SET version = :version, oldest_code = max(oldest_code, 7);
+
+-- name: refuse_older_code
+-- Code that knows version 6 at most does not read `oldest_code`. When it connects, it sets the version
+-- to what it is.
+CREATE TRIGGER IF NOT EXISTS jobsync_schema_refuse BEFORE UPDATE OF version ON jobsync_schema
+WHEN NEW.version = OLD.version
+BEGIN
+  SELECT RAISE(ABORT, 'its tables are of newer code: upgrade jobsync in this process');
+END;

@@ -1,0 +1,224 @@
+"""A claim on SQLite is one row: rows that somebody has damaged, large ones, and old ones."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from queue_locations import SqliteQueues
+
+from jobsync import Components, Event
+from jobsync.core.messages import Transition
+from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.sql.sqlite_claims import SQL
+
+ME, OTHER = "worker-1.a", "worker-2.b"
+
+UNREADABLE = {
+    "no JSON": "messages = '['",
+    "no list": "messages = '{\"a\": 1}'",
+    "no arrays": "messages = '[1, \"x\", null]'",
+    "too few items": "messages = '[[\"a\"]]'",
+    "errors": "errors = '{'",
+    "deadlines": "dues = '[\"x\"]'",
+}
+READABLE = {
+    "no payloads": "payloads = NULL",
+    "too few outcomes": "outcomes = 'o'",
+    "too many outcomes": "outcomes = outcomes || 'ooo'",
+    "too few deadlines": "dues = '[0]'",
+    "too many errors": 'errors = \'["a", "b", "c", "d"]\'',
+    "wrong counts": "open = 99, completed = -5",
+}
+
+
+@pytest.fixture
+async def location(tmp_path: Path) -> AsyncIterator[SqliteQueues]:
+    """An empty file."""
+    location = SqliteQueues(tmp_path / "queues.db")
+    yield location
+    await location.close()
+
+
+@pytest.fixture
+async def backend(location: SqliteQueues) -> QueueBackend:
+    """The backend of an empty queue."""
+    return await location.open("emails")
+
+
+def new_messages(*names: str, **options: Any) -> list[NewMessage]:
+    """Return messages with these ids."""
+    options = {"max_attempts": 4, "value": {"n": 1}, **options}
+    return [NewMessage(id=name, **options) for name in names]
+
+
+async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
+    """Claim as `ME` for a minute by default."""
+    claimed = await backend.claim(limit, **{"session": ME, "visibility": 60, **options})
+    return claimed.messages
+
+
+async def settle(backend: QueueBackend, messages: list[Message], move: Transition) -> list[bool]:
+    """Settle claims in one way."""
+    return await backend.settle([Settlement(receipt=each.receipt, move=move) for each in messages])
+
+
+@pytest.mark.parametrize("damage", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_claim_that_cannot_be_read_is_set_aside(
+    location: SqliteQueues, damage: str
+) -> None:
+    """It is reported, it stays in the table, and it affects no other claim."""
+    components = Components.system()
+    reported: list[Event] = []
+    components.events.on("store:record-set-aside", reported.append)
+    backend = await location.open("emails", components)
+    await backend.push(new_messages(*"abcdef"))
+    damaged, whole = await claim(backend, 3), await claim(backend, 3, session=OTHER)
+    nonce = damaged[0].receipt.claim
+    location.execute(f"UPDATE {{}}.jobsync_claim SET {damage} WHERE claim = :nonce", nonce=nonce)
+    assert {info.id for info in await backend.browse("claimed")} >= set("def")
+    directory = location.open_directory()
+    assert {each.id for each in await directory.find("abcdef")} >= set("def")
+    assert len(await directory.list("emails", "queue", after="", limit=10)) >= 3
+    receipts = [each.receipt for each in (*damaged, *whole)]
+    assert await backend.extend(receipts, 60) == [False] * 3 + [True] * 3
+    assert await settle(backend, [damaged[0], whole[0]], "retry") == [False, True]
+    assert {each.id for each in await backend.end_claims({ME, OTHER})} == {"e", "f"}
+    assert await backend.count() == {"waiting": 3}
+    assert {event["key"] for event in reported} == {f"claim {nonce}"}
+    await backend.forget("completed", older_than=0)
+    query = "SELECT 1 FROM {}.jobsync_claim WHERE claim = :nonce"
+    assert location.execute(query, nonce=nonce) == [(1,)]
+
+
+@pytest.mark.parametrize("damage", READABLE.values(), ids=READABLE)
+async def test_a_damaged_claim_is_ended(
+    location: SqliteQueues, backend: QueueBackend, damage: str
+) -> None:
+    """What is missing in its row is read as something that fails no statement."""
+    await backend.push(new_messages(*"abc"))
+    messages = await claim(backend)
+    location.execute(f"UPDATE {{}}.jobsync_claim SET {damage}")
+    await backend.browse("claimed")
+    await backend.extend([each.receipt for each in messages], 60)
+    assert await settle(backend, messages[:1], "complete") == [True]
+    ended = await backend.end_claims({ME})
+    assert [each.id for each in ended] == ["b", "c"]
+    assert await backend.count() == {"completed": 1, "waiting": 2}
+
+
+async def test_a_claim_is_limited_in_bytes(backend: QueueBackend) -> None:
+    """To eight megabytes, however many are requested; one message is always claimed."""
+    text = "x" * (MAX_MESSAGE - 2)
+    await backend.push(new_messages(*(f"{n:02}" for n in range(40)), value=text))
+    first = await backend.claim(100, session=ME, visibility=60)
+    assert (len(first.messages), first.more) == (32, True)
+    second = await backend.claim(100, session=ME, visibility=60)
+    assert (len(second.messages), second.more) == (8, False)
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+async def test_payloads_are_dropped_when_all_are_settled(
+    location: SqliteQueues, backend: QueueBackend, size: int
+) -> None:
+    """And not before, small or large; how each was settled stays."""
+    await backend.push(new_messages("a", "b", "c", value="é" * size))
+    one, two, three = await claim(backend)
+    query = """
+    SELECT outcomes, open, completed, closed IS NULL, payloads IS NOT NULL OR EXISTS (
+      SELECT 1 FROM {}.jobsync_claim_payload AS p WHERE p.number = c.number
+    ) FROM {}.jobsync_claim AS c
+    """
+    await settle(backend, [two], "complete")
+    await settle(backend, [one], "snooze")
+    assert location.execute(query) == [("sco", 1, 1, 1, 1)]
+    (shown,) = await backend.browse("claimed")
+    assert shown.value == "é" * size
+    await settle(backend, [three], "bury")
+    assert location.execute(query) == [("scd", 0, 1, 0, 0)]
+    (dead,), (again,) = await backend.browse("dead"), await claim(backend)
+    assert dead.value == again.value == "é" * size
+
+
+async def test_each_message_has_its_own_time_of_completion(
+    location: SqliteQueues, backend: QueueBackend
+) -> None:
+    """By it messages are listed, page by page, and forgotten, also while the claim is open."""
+    await backend.push(new_messages(*"abcd"))
+    messages = await claim(backend)
+    for message in messages[:3]:
+        await settle(backend, [message], "complete")
+        location.advance(100)
+    listed, cursor = [], ""
+    while page := await backend.browse("completed", after=cursor, limit=1):
+        listed += page
+        cursor = page[-1].cursor
+    assert [each.id for each in listed] == ["a", "b", "c"]
+    times = [each.finished for each in listed]
+    assert all(b - a > 50 for a, b in itertools.pairwise(times) if a and b)
+    assert await backend.forget("completed", older_than=150) == 2
+    assert [each.id for each in await backend.browse("completed")] == ["c"]
+    assert await settle(backend, messages, "complete") == [True] * 4
+
+
+@pytest.mark.parametrize("older_than", [1.0, 400.0])
+async def test_claims_answer_settlements_for_some_minutes(
+    location: SqliteQueues, backend: QueueBackend, older_than: float
+) -> None:
+    """Even if completed messages are forgotten at once; then their rows are removed."""
+    await backend.push(new_messages("a", "b"))
+    await backend.push(new_messages("c"))
+    messages = await claim(backend, 2)
+    (retried,) = await claim(backend)
+    await settle(backend, messages, "complete")
+    await settle(backend, [retried], "retry")
+    location.advance(290)
+    forgotten = await backend.forget("completed", older_than=older_than)
+    assert forgotten == (2 if older_than < 290 else 0)
+    assert await settle(backend, messages, "complete") == [True, True]
+    assert await settle(backend, [retried], "retry") == [True]
+    assert await settle(backend, messages, "release") == [False, False]
+    location.advance(150)
+    assert await backend.forget("completed", older_than=older_than) == 2 - forgotten
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
+    assert await settle(backend, [retried], "retry") == [False]
+
+
+async def test_rows_of_claims_do_not_pile_up(location: SqliteQueues, backend: QueueBackend) -> None:
+    """Not even if nothing is ever completed; one call removes more than its limit."""
+    await backend.push(new_messages("a", "b", "c"))
+    for _ in range(7):
+        await settle(backend, await claim(backend), "release")
+    location.advance(1000)
+    assert await backend.forget("completed", older_than=500, limit=2) == 0
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("find_lapsed", "jobsync_claim_open"),
+        ("find_next_lapse", "jobsync_claim_open"),
+        ("find_old", "jobsync_claim_completed"),
+        ("find_partly_old", "jobsync_claim_times"),
+        ("forget_answers", "jobsync_claim_answers"),
+        ("browse_claimed", "jobsync_claim_open"),
+        ("browse_completed", "jobsync_claim_completed"),
+        ("find", "jobsync_claim_ids"),
+        ("find", "jobsync_claim_id "),
+        ("count", "jobsync_claim_completed"),
+    ],
+)
+async def test_statements_use_an_index(
+    location: SqliteQueues, backend: QueueBackend, name: str, index: str
+) -> None:
+    """However many claims are kept; no statement reads all of them."""
+    del backend
+    names = ("queue", "boot", "mono", "now", "limit", "before", "answered", "after", "since")
+    values = {**dict.fromkeys((*names, "delay_boot", "delay_now"), 1), "dead": "[]"}
+    rows = location.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", **values, ids=json.dumps(["a"]))
+    steps = [row[-1] for row in rows]
+    assert [step for step in steps if index in f"{step} "], steps
+    assert not [step for step in steps if step in {"SCAN c", "SCAN jobsync_claim"}]
