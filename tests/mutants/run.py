@@ -87,10 +87,10 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         mutant: the mutant.
         tests: those that run the mutated code, in the order in which they run.
         verdict: what they say.
-        by: the test that caught it, or what is broken.
+        by: the test that caught it, or what is broken, or how many tests pass.
         seconds: how long its tests took.
         output: what pytest printed when a test failed.
-        unreliable: tests that failed with it, and without it too.
+        unreliable: tests that failed with it once, but not again, or without it too.
     """
 
     group: str
@@ -178,9 +178,10 @@ class Judge:
     def judge(self, workspace: Workspace, trial: Trial) -> None:
         """Fill in what the tests say about a mutant."""
         started = time.monotonic()
-        if not trial.tests:
-            trial.by = NOT_EXECUTED
-        for batch in split_by_time(trial.tests, self._seconds):
+        batches = split_by_time(trial.tests, self._seconds)
+        count = sum(map(len, batches))
+        trial.by = f"{count} of {len(trial.tests)} tests pass" if batches else NOT_EXECUTED
+        for batch in batches:
             self._run(workspace, trial, batch)
             if trial.verdict != "survived":
                 break
@@ -189,25 +190,33 @@ class Judge:
     def _run(self, workspace: Workspace, trial: Trial, batch: list[RecordedTest]) -> None:
         left = [test for test in batch if self._passes.get(test.id, True)]
         while left:
-            ids = [test.id for test in left]
-            with workspace.with_mutant(trial.mutant):
-                done = workspace.run(ids, find_limit(left))
+            done = self._run_mutated(workspace, trial, left)
             verdict, by = done.judge()
             if verdict == "survived":
                 return
-            place = ids.index(done.started[-1]) if verdict == "caught" else 0
-            if verdict == "broken" or self._passes_alone(workspace, left[place]):
-                trial.verdict, trial.by, trial.output = verdict, by, done.output
-                return
-            trial.unreliable.append(left[place].id)
-            left = left[place + 1 :]
+            if verdict == "caught":
+                place = [test.id for test in left].index(done.started[-1])
+                test, left = left[place], left[place + 1 :]
+                if not self._is_reliable(workspace, trial, test):
+                    trial.unreliable.append(test.id)
+                    continue
+            trial.verdict, trial.by, trial.output = verdict, by, done.output
+            return
 
-    def _passes_alone(self, workspace: Workspace, test: RecordedTest) -> bool:
-        """Whether a test passes without a mutant. One that does not says nothing."""
+    def _is_reliable(self, workspace: Workspace, trial: Trial, test: RecordedTest) -> bool:
+        """Whether a test fails again with a mutant, alone, and passes without it."""
+        if self._run_mutated(workspace, trial, [test]).exit_code == 0:
+            return False
         if test.id not in self._passes:
             done = workspace.run([test.id], find_limit([test]))
             self._passes[test.id] = done.exit_code == 0
         return self._passes[test.id]
+
+    def _run_mutated(
+        self, workspace: Workspace, trial: Trial, tests: list[RecordedTest]
+    ) -> PytestRun:
+        with workspace.with_mutant(trial.mutant):
+            return workspace.run([test.id for test in tests], find_limit(tests))
 
 
 def find_limit(tests: Iterable[RecordedTest]) -> float:
@@ -227,15 +236,17 @@ def record_tests(
     done_files = 0
     with open_runner(jobs, source) as runner:
         for group, done in runner.run_all(group_files(files), run):
-            recordings.save(source, group, done.recorded)
+            is_whole = done.exit_code in {0, 1}
+            if is_whole:
+                recordings.save(source, group, done.recorded)
             done_files += len(group)
             failed = [fact["test"] for fact in done.recorded if not fact["passed"]]
             progress.tell(
                 f"{done_files} of {len(files)} files: {len(done.recorded)} tests in "
                 f"{done.seconds:.0f} s, {Path(group[0]).parent if group[1:] else group[0]}"
             )
-            if done.exit_code not in {0, 1}:
-                print(tail(done.output))
+            if not is_whole:
+                print(f"        ended with {done.exit_code}, and is left out\n{tail(done.output)}")
             for test in {*done.failed} & {*failed}:
                 print(f"        FAILS without a mutant, and is left out: {test}")
 
@@ -318,7 +329,7 @@ def run_all(
             f"{trial.seconds:.0f} s: {trial.title} {trial.by}"
         )
         for test in trial.unreliable:
-            print(f"        FAILS without it too, and does not count: {test}")
+            print(f"        does not fail each time, or fails without it too: {test}")
         if trial.verdict == "broken" or (shows and trial.verdict == "caught"):
             print(tail(trial.output))
 
@@ -333,9 +344,9 @@ def choose_tests(trials: list[Trial], progress: Progress, *, jobs: int, anew: bo
     source = SourceIndex(ROOT)
     recordings = Recordings(RECORDINGS, ROOT)
     files = [file for file in find_test_files(ROOT) if Path(file).name not in TESTS_LEFT_OUT]
-    missing = files if anew else recordings.find_missing(files)
-    if missing:
-        record_tests(recordings, source, missing, jobs, progress)
+    missing = recordings.find_missing(files)
+    if anew or missing:
+        record_tests(recordings, source, files if anew else missing, jobs, progress)
     if outdated := recordings.count_outdated(source):
         progress.tell(
             f"{outdated} test files were recorded with another source: tests of code that is new "

@@ -92,6 +92,7 @@ class Recordings:
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = folder
         self._root = root
+        self._hashes: dict[str, str] = {}
         self._stored: dict[str, _Stored] = {}
         for path in folder.glob("*.msgpack"):
             stored = msgspec.msgpack.decode(path.read_bytes(), type=_Stored)
@@ -174,7 +175,11 @@ class Recordings:
         return self._tests[file]
 
     def _hash(self, file: str) -> str:
-        return hashlib.sha256((self._root / file).read_bytes()).hexdigest()[:16]
+        """Return the hash of a file as it was at first: a recording may take long."""
+        if file not in self._hashes:
+            content = (self._root / file).read_bytes()
+            self._hashes[file] = hashlib.sha256(content).hexdigest()[:16]
+        return self._hashes[file]
 
 
 def _unpack(test: _StoredTest, functions: int) -> RecordedTest:
