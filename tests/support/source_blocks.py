@@ -13,6 +13,7 @@ import ast
 import difflib
 import hashlib
 import marshal
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
@@ -28,6 +29,9 @@ __all__ = ["Block", "SourceIndex", "find_changed_lines", "mark_blocks"]
 
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
 """The flag of bytecode that is current whatever the source says (PEP 552)."""
+
+_NO_CODE = re.compile(r"[\s)\]}]*(#.*)?")
+"""A line that is blank, or has only a comment or the end of brackets."""
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -232,9 +236,11 @@ class SourceIndex:
         lines = find_changed_lines(source, mutant.mutate(source))
         if mutant.file.endswith(".sql"):
             return self._find_of_sql(mutant.file, source, lines)
-        texts = source.splitlines()
-        code = {each for each in lines if texts[each - 1].strip(" )]}")} or lines
-        found = {block for line in code for block in self._find_of_line(mutant.file, line)}
+        texts = enumerate(source.splitlines(), start=1)
+        code = [line for line, text in texts if not _NO_CODE.fullmatch(text)]
+        # A comment that became code stands before some.
+        shown = lines & {*code} or {*[line for line in code if line > min(lines)][:1]}
+        found = {block for line in shown for block in self._find_of_line(mutant.file, line)}
         return found or self._get_functions(mutant.file)
 
     def _get_functions(self, file: str) -> set[Block]:

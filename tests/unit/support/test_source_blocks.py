@@ -27,6 +27,7 @@ class Box:
     def grow(self, more):
         """Return a size."""
         if more:
+            # More than before.
             return self.size + more
         elif more is None:
             raise KeyError
@@ -130,6 +131,12 @@ def test_blocks_have_keys_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
+        pytest.param(
+            "# More than before.\n            return",
+            "print()\n            return",
+            [("Box.grow", "return self.size + more")],
+            id="comment",
+        ),
         pytest.param("+ more", "- more", [("Box.grow", "return self.size + more")], id="branch"),
         pytest.param(
             "elif more is", "elif more is not", [("Box.grow", "elif more is None:")], id="elif"
