@@ -1,5 +1,6 @@
 """The stored mutants fit the source, and a run of the tests is judged rightly."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def test_a_stored_mutant_describes_itself(mutant: SourceMutant) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", mutant.name)
     assert re.fullmatch(r"[A-Z`][^\n]*\.", mutant.breaks)
     assert mutant.file.startswith("src/jobsync/")
+
+
+def test_no_two_stored_mutants_are_the_same() -> None:
+    """Each would count twice."""
+    found: dict[tuple[str, str], str] = {}
+    for mutant in MUTANTS:
+        mutated = mutant.mutate((ROOT / mutant.file).read_text(encoding="utf-8"))
+        meaning = ast.dump(ast.parse(mutated)) if mutant.file.endswith(".py") else mutated
+        same = found.setdefault((mutant.file, meaning), mutant.name)
+        assert same == mutant.name
 
 
 @pytest.mark.parametrize("source", ["", "one old, two old"])
