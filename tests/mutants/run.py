@@ -9,7 +9,7 @@ python tests/mutants/run.py --list                names, and the promises that t
 
 A mutant runs against the tests that run the mutated code, whatever they are named: the quickest
 and most specific first, until one fails. Which these are is recorded beforehand, by running each
-test file once (a quarter of an hour); later only test files that have changed are recorded.
+test file once (up to half an hour); later only test files that have changed are recorded.
 """
 
 import argparse
