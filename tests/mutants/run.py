@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="package or mutant")
     parser.add_argument("--jobs", type=int, default=4, help="how many at a time")
     parser.add_argument("--at-least", type=float, default=0, help="percentage that must be caught")
-    parser.add_argument("--seconds", type=float, default=300, help="of tests for one mutant")
+    parser.add_argument("--seconds", type=float, default=900, help="of tests for one mutant")
     parser.add_argument("--file", type=Path, help="mutants of this file instead of those stored")
     parser.add_argument("--record", action="store_true", help="record all tests anew")
     parser.add_argument("--show", action="store_true", help="print what pytest printed")
