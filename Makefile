@@ -98,7 +98,7 @@ simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=
 	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90
-	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),2) --at-least $(or $(AT_LEAST),0) $(ARGS)
+	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),4) --at-least $(or $(AT_LEAST),0) $(ARGS)
 
 api: setup ## rewrite the recorded public interface that the tests compare
 	@$(PY) tests/support/public_api.py
@@ -128,4 +128,4 @@ bench-compare: setup ## bench-queue and bench-jobs of BASE and of this tree in t
 	@$(PY) benchmarks/compare.py $(BASE) --pairs $(or $(PAIRS),9) $(ARGS)
 
 clean: ## remove what setup and the tests created
-	rm -rf .venv .venv-* .bench-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .bench-peers .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,6 +2,9 @@
 
 python guarded_pytest.py REPORT SECONDS ARGUMENTS...
 
+REPORT is a file in a folder with `selection.json`, the tests or files to run, in this order.
+With `--record-blocks` among the arguments, the report says which blocks of the source each ran.
+
 Every process that the tests start, at any depth and in any session, ends before this one does:
 also if the time is over, if this process gets SIGTERM, or if the one that started it dies.
 The report has a line of JSON for each fact. Exits with pytest's code, or 124 if the time is over.
@@ -19,6 +22,7 @@ from typing import Any, NoReturn
 
 TIME_IS_OVER = 124
 SECONDS_TO_CLEAN_UP = 10.0
+RECORD_BLOCKS = "--record-blocks"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -83,8 +87,10 @@ def _find_descendants() -> set[int]:
 class Reporter:
     """A pytest plugin that writes which source is tested, which test runs, and which fails."""
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        selection = json.loads(path.with_name("selection.json").read_text(encoding="utf-8"))
+        self._places = {each: place for place, each in enumerate(selection)}
 
     def _write(self, **fact: Any) -> None:
         # Written at once: a mutant may end the process.
@@ -99,6 +105,13 @@ class Reporter:
             "mutants", deadline=None, suppress_health_check=[HealthCheck.too_slow]
         )
         settings.load_profile("mutants")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        def place(item: Any) -> int | None:
+            return self._places.get(item.nodeid, self._places.get(item.nodeid.partition("::")[0]))
+
+        selected = [(found, item) for item in items if (found := place(item)) is not None]
+        items[:] = [item for _, item in sorted(selected, key=lambda each: each[0])]
 
     def pytest_collection_finish(self) -> None:
         import jobsync  # noqa: PLC0415 - as the tests have imported it
@@ -121,9 +134,17 @@ def run_inside() -> int:
     """Run pytest in this process."""
     import pytest  # noqa: PLC0415 - likewise
 
-    _, _, report, *arguments = sys.argv
+    _, _, name, *arguments = sys.argv
+    report = Path(name)
+    plugins: list[Any] = [Reporter(report)]
+    if RECORD_BLOCKS in arguments:
+        # Beside this file; it needs a copy that records.
+        from block_recorder import BlockRecorder  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        arguments.remove(RECORD_BLOCKS)
+        plugins.append(BlockRecorder(report))
     sys.path[0] = str(Path.cwd())  # as `python -m pytest` does
-    return int(pytest.main(arguments, plugins=[Reporter(report)]))
+    return int(pytest.main(arguments, plugins=plugins))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Run the tests against stored mutants of the source, and print which were not noticed.
+"""Run the tests against mutants of the source, and print which were not noticed.
 
-python tests/mutants/run.py                       all (make mutants)
+python tests/mutants/run.py                       all that are stored (make mutants)
 python tests/mutants/run.py queue stores          those of two packages (ARGS="queue stores")
 python tests/mutants/run.py some-name --show      one, with what pytest printed
+python tests/mutants/run.py --file new.toml       those of a file anywhere
 python tests/mutants/run.py --at-least 90         fail if fewer than 90 % are caught
 python tests/mutants/run.py --list                names, and the promises that they break
 
-Before a step of tests runs with mutants, it runs without, and must pass. A step that takes three
-times as long with a mutant, and half a minute more, counts as a failure.
+A mutant runs against the tests that run the mutated code, whatever they are named: the quickest
+and most specific first, until one fails. Which these are is recorded beforehand, by running each
+test file once (up to half an hour); later only test files that have changed are recorded.
 """
 
 import argparse
@@ -23,51 +25,53 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import proofs  # noqa: E402 - found by the line above
-from mutant_workspace import StepRun, Verdict, Workspace  # noqa: E402 - likewise
+from block_recordings import (  # noqa: E402 - likewise
+    Recordings,
+    find_test_files,
+    group_files,
+)
+from mutant_trials import Judge, Trial  # noqa: E402 - likewise
+from mutant_workspace import (  # noqa: E402 - likewise
+    TESTS_LEFT_OUT,
+    PytestRun,
+    Verdict,
+    Workspace,
+)
+from source_blocks import SourceIndex  # noqa: E402 - likewise
 from source_mutants import (  # noqa: E402 - likewise
     MutantGroup,
     OutdatedMutant,
-    SourceMutant,
-    Step,
+    load_group,
     load_groups,
 )
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-UNMUTATED_LIMIT = 600.0
+RECORDINGS = ROOT / ".cache" / "mutants"
+RECORDING_LIMIT = 1200.0
 TAIL = 60
 
 
-class Trial(msgspec.Struct, kw_only=True, eq=False):
-    """A mutant, and what the tests have said about it so far.
+class Progress:
+    """Prints a line for each thing that is done, with the time since the start."""
 
-    Attributes:
-        group: its package.
-        mutant: the mutant.
-        steps: the tests to run.
-        verdict: what they say.
-        by: the test that caught it, or what is broken.
-        seconds: how long its tests took.
-    """
-
-    group: str
-    mutant: SourceMutant
-    steps: tuple[Step, ...]
-    verdict: Verdict = "survived"
-    by: str = ""
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self._started = time.monotonic()
 
     @property
-    def title(self) -> str:
-        """Return the package and the name."""
-        return f"{self.group}, {self.mutant.name}"
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._started
+
+    def tell(self, text: str) -> None:
+        """Print something that is done."""
+        minutes, seconds = divmod(int(self.seconds), 60)
+        print(f"{minutes:3}:{seconds:02}  {text}".rstrip(), flush=True)
 
 
 class Runner:
@@ -82,31 +86,6 @@ class Runner:
         self._free: queue.SimpleQueue[Workspace] = queue.SimpleQueue()
         for workspace in workspaces:
             self._free.put(workspace)
-        self._limits: dict[Step, float] = {}
-
-    def run_unmutated(self, steps: Iterable[Step]) -> Iterator[tuple[Step, StepRun]]:
-        """Run steps that have not run yet without a mutant.
-
-        How long one takes limits its later runs.
-        """
-
-        def run(workspace: Workspace, step: Step) -> StepRun:
-            return workspace.run(step, UNMUTATED_LIMIT)
-
-        new = [step for step in dict.fromkeys(steps) if step not in self._limits]
-        for step, done in self._run_all(new, run):
-            self._limits[step] = 30 + 3 * done.seconds
-            yield step, done
-
-    def run_mutated(self, trials: list[Trial], depth: int) -> Iterator[tuple[Trial, StepRun]]:
-        """Run one step of each trial, the first being number 0."""
-
-        def run(workspace: Workspace, trial: Trial) -> StepRun:
-            step = trial.steps[depth]
-            with workspace.with_mutant(trial.mutant):
-                return workspace.run(step, self._limits[step])
-
-        return self._run_all(trials, run)
 
     def stop(self) -> None:
         """End all tests, and wait until they have ended."""
@@ -115,8 +94,8 @@ class Runner:
         for workspace in [self._free.get() for _ in self._workspaces]:
             self._free.put(workspace)
 
-    def _run_all(
-        self, items: list[Item], run: Callable[[Workspace, Item], Answer]
+    def run_all(
+        self, items: Iterable[Item], run: Callable[[Workspace, Item], Answer]
     ) -> Iterator[tuple[Item, Answer]]:
         """Run something for each item in a free workspace; yield the answers as they come."""
 
@@ -139,16 +118,43 @@ class Runner:
 
 
 @contextmanager
-def open_runner(jobs: int) -> Iterator[Runner]:
+def open_runner(jobs: int, recorded: SourceIndex | None = None) -> Iterator[Runner]:
     """Copy the working tree for each job; remove the copies at the end."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = Path(folder)
         place.chmod(0o755)  # a PostgreSQL server of the tests may run as another user
-        runner = Runner([Workspace(place / str(number)) for number in range(jobs)])
+        runner = Runner([Workspace(place / str(number), recorded) for number in range(jobs)])
         try:
             yield runner
         finally:
             runner.stop()
+
+
+def record_tests(
+    recordings: Recordings, source: SourceIndex, files: list[str], jobs: int, progress: Progress
+) -> None:
+    """Run test files, and save which blocks of the source each of their tests runs."""
+
+    def run(workspace: Workspace, group: list[str]) -> PytestRun:
+        return workspace.run(group, RECORDING_LIMIT)
+
+    progress.tell(f"recording which code the tests of {len(files)} files run")
+    done_files = 0
+    with open_runner(jobs, source) as runner:
+        for group, done in runner.run_all(group_files(files), run):
+            is_whole = done.exit_code in {0, 1}
+            if is_whole:
+                recordings.save(source, group, done.recorded)
+            done_files += len(group)
+            failed = [fact["test"] for fact in done.recorded if not fact["passed"]]
+            progress.tell(
+                f"{done_files} of {len(files)} files: {len(done.recorded)} tests in "
+                f"{done.seconds:.0f} s, {Path(group[0]).parent if group[1:] else group[0]}"
+            )
+            if not is_whole:
+                print(f"        ended with {done.exit_code}, and is left out\n{tail(done.output)}")
+            for test in {*done.failed} & {*failed}:
+                print(f"        FAILS without a mutant, and is left out: {test}")
 
 
 def select(groups: list[MutantGroup], words: list[str]) -> list[Trial]:
@@ -158,9 +164,7 @@ def select(groups: list[MutantGroup], words: list[str]) -> list[Trial]:
         ValueError: a word names nothing.
     """
     everything = [
-        Trial(group=group.name, mutant=mutant, steps=group.steps_of(mutant))
-        for group in groups
-        for mutant in group.mutants
+        Trial(group=group.name, mutant=mutant) for group in groups for mutant in group.mutants
     ]
     known = {name for trial in everything for name in (trial.group, trial.mutant.name)}
     for word in words:
@@ -177,23 +181,6 @@ def check_all_apply(trials: Iterable[Trial]) -> None:
     """Raise `OutdatedMutant` if a mutant does not fit the source any more."""
     for trial in trials:
         trial.mutant.mutate((ROOT / trial.mutant.file).read_text(encoding="utf-8"))
-
-
-class Progress:
-    """Prints a line for each thing that is done, with the time since the start."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Return the time since the start."""
-        return time.monotonic() - self._started
-
-    def tell(self, text: str) -> None:
-        """Print something that is done."""
-        minutes, seconds = divmod(int(self.seconds), 60)
-        print(f"{minutes:3}:{seconds:02}  {text}".rstrip(), flush=True)
 
 
 def print_scores(trials: list[Trial]) -> None:
@@ -236,36 +223,43 @@ def record(trials: list[Trial], seconds: float) -> None:
     )
 
 
-def run_all(runner: Runner, trials: list[Trial], progress: Progress, *, shows: bool) -> None:
-    """Run the first step of all mutants, then the second of those that survived it, and so on."""
-    deepest = max(len(trial.steps) for trial in trials)
-    for depth in range(deepest):
-        left = [each for each in trials if each.verdict == "survived" and depth < len(each.steps)]
+def run_all(
+    runner: Runner, trials: list[Trial], judge: Judge, progress: Progress, *, shows: bool
+) -> None:
+    """Run the tests of all mutants."""
+    started = progress.seconds
+    for number, (trial, _) in enumerate(runner.run_all(trials, judge.judge), start=1):
+        left = (progress.seconds - started) / number * (len(trials) - number) / 60
         progress.tell(
-            f"step {depth + 1} of {deepest}: {len(left)} of {len(trials)} mutants are left"
+            f"{number} of {len(trials)}, {left:.0f} min left: {trial.verdict} in "
+            f"{trial.seconds:.0f} s: {trial.title} {trial.by}"
         )
-        for step, done in runner.run_unmutated(trial.steps[depth] for trial in left):
-            is_good = done.exit_code == 0
-            word = "pass" if is_good else "FAIL"
-            progress.tell(f"without a mutant {word} in {done.seconds:.0f} s: {' '.join(step)}")
-            if not is_good:
-                print(tail(done.output))
-                for trial in left:
-                    if trial.steps[depth] == step:
-                        trial.verdict, trial.by = "broken", "the tests fail without it"
-        left = [trial for trial in left if trial.verdict == "survived"]
-        for trial, done in runner.run_mutated(left, depth):
-            trial.verdict, trial.by = done.judge()
-            trial.seconds += done.seconds
-            word = "passes" if trial.verdict == "survived" else trial.verdict
-            progress.tell(f"{word} in {done.seconds:.0f} s: {trial.title} {trial.by}")
-            if trial.verdict == "broken" or (shows and trial.verdict == "caught"):
-                print(tail(done.output))
+        for test in trial.unreliable:
+            print(f"        does not fail each time, or fails without it too: {test}")
+        if trial.verdict == "broken" or (shows and trial.verdict == "caught"):
+            print(tail(trial.output))
 
 
 def tail(output: str) -> str:
     """Return the last lines of what pytest printed."""
     return "\n".join(f"    {line}" for line in output.splitlines()[-TAIL:])
+
+
+def choose_tests(trials: list[Trial], progress: Progress, *, jobs: int, anew: bool) -> None:
+    """Record what is missing, and give each mutant the tests that run its code."""
+    source = SourceIndex(ROOT)
+    recordings = Recordings(RECORDINGS, ROOT)
+    files = [file for file in find_test_files(ROOT) if Path(file).name not in TESTS_LEFT_OUT]
+    missing = recordings.find_missing(files)
+    if anew or missing:
+        record_tests(recordings, source, files if anew else missing, jobs, progress)
+    if outdated := recordings.count_outdated(source):
+        progress.tell(
+            f"{outdated} test files were recorded with another source: tests of code that is new "
+            "since are chosen by function or file. Use --record for exact ones."
+        )
+    for trial in trials:
+        trial.tests = recordings.choose(source.find(trial.mutant))
 
 
 def main() -> int:
@@ -274,8 +268,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", metavar="package or mutant")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--jobs", type=int, default=4, help="how many at a time")
     parser.add_argument("--at-least", type=float, default=0, help="percentage that must be caught")
+    parser.add_argument("--seconds", type=float, default=900, help="of tests for one mutant")
+    parser.add_argument("--file", type=Path, help="mutants of this file instead of those stored")
+    parser.add_argument("--record", action="store_true", help="record all tests anew")
     parser.add_argument("--show", action="store_true", help="print what pytest printed")
     parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     options = parser.parse_args()
@@ -283,9 +280,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        trials = select(load_groups(), options.words)
+        groups = [load_group(options.file)] if options.file else load_groups()
+        trials = select(groups, options.words)
         check_all_apply(trials)
-    except (OutdatedMutant, ValueError) as error:
+    except (OSError, OutdatedMutant, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     if options.list:
@@ -294,8 +292,9 @@ def main() -> int:
         return 0
     progress = Progress()
     try:
+        choose_tests(trials, progress, jobs=options.jobs, anew=options.record)
         with open_runner(options.jobs) as runner:
-            run_all(runner, trials, progress, shows=options.show)
+            run_all(runner, trials, Judge(options.seconds), progress, shows=options.show)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is left running", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -303,7 +302,7 @@ def main() -> int:
     caught = sum(trial.verdict == "caught" for trial in trials)
     print(f"\n{caught} of {len(trials)} caught in {progress.seconds / 60:.0f} minutes")
     is_broken = any(trial.verdict == "broken" for trial in trials)
-    if not options.words and not is_broken:
+    if not (options.words or options.file or is_broken):
         record(trials, progress.seconds)
     return int(is_broken or 100 * caught < options.at_least * len(trials))
 

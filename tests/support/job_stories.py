@@ -541,19 +541,27 @@ async def pinned_elsewhere(world: World) -> None:
     fleet = start_fleet(world, 3, "idle", tasks=60)
     await asyncio.sleep(0.2)
     await fleet.wait_until_balanced(SOON)
+    (leader,) = (each for each in fleet.live if each.node is not None and each.node.is_leader)
     node = fleet.process("a").node
     assert node is not None
-    pinned = {task: node.token(task) for task in filter(node.can_claim, fleet.tasks)}
-    # The leader has something to decide, and may have read the pins before this one.
-    fleet.add("d", "idle")
-    await asyncio.sleep(world.dice.uniform(0, 0.2))
-    pins = [Pin(task=task, token=token, patterns=("b",)) for task, token in pinned.items()]
-    await node.pins.add("a", pins)
-    await node.withhold_pinned(pinned)
-    for _ in range(200):
-        claimable = list(filter(node.can_claim, pinned))
-        require(not claimable, "T11", f"{claimable} are pinned elsewhere and may be claimed")
-        await asyncio.sleep(0.01)
+    pinned: dict[str, int] = {}
+    for joining in "defgh":
+        # The leader has something to decide, slowly, and has often read the pins before these.
+        for link in leader.machine.links:
+            link.weather = Weather(latency=0.2)
+        fleet.add(joining, "idle")
+        await asyncio.sleep(world.dice.uniform(0, 1))
+        some = {task: node.token(task) for task in list(filter(node.can_claim, fleet.tasks))[:3]}
+        await node.pins.add("a", [Pin(task=t, token=some[t], patterns=("b",)) for t in some])
+        await node.withhold_pinned(some)
+        pinned |= some
+        for _ in range(200):
+            claimable = list(filter(node.can_claim, pinned))
+            require(not claimable, "T11", f"{claimable} are pinned elsewhere and may be claimed")
+            await asyncio.sleep(0.01)
+        for link in leader.machine.links:
+            link.mend()
+        await asyncio.sleep(BEAT)
     other = fleet.process("b").node
     assert other is not None
     left = [task for task in pinned if not other.can_claim(task)]

@@ -22,9 +22,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from source_mutants import SourceMutant, Step
+from source_blocks import SourceIndex
+from source_mutants import SourceMutant
 
-__all__ = ["StepRun", "Verdict", "Workspace", "WorkspaceStopped", "WrongSource"]
+__all__ = [
+    "TESTS_LEFT_OUT",
+    "PytestRun",
+    "Verdict",
+    "Workspace",
+    "WorkspaceStopped",
+    "WrongSource",
+]
 
 ROOT = Path(__file__).parents[2]
 TIME_IS_OVER = 124  # the exit code of tests/mutants/guarded_pytest.py
@@ -36,6 +44,22 @@ _PYTEST_CODES = {2, 3, 4, 5}
 Verdict: TypeAlias = Literal["caught", "survived", "broken"]
 """`broken` means that the tests could not run, which says nothing about them."""
 
+TESTS_LEFT_OUT = (
+    # They check that the mutants fit the source, and that nothing has changed in simulated
+    # histories: they would catch each mutant.
+    "test_source_mutants.py",
+    "test_histories.py",
+    # It makes copies of its own.
+    "test_mutant_workspace.py",
+)
+
+_OPENS_MEMORY = """
+import mmap
+
+with open({memory!r}, "r+b") as file:
+    ran = mmap.mmap(file.fileno(), 0)
+"""
+
 _LEFT_OUT = shutil.ignore_patterns(
     ".git",
     ".venv*",
@@ -44,8 +68,8 @@ _LEFT_OUT = shutil.ignore_patterns(
     "__pycache__",
     "*.db",
     "*.db-*",
-    # It checks that the mutants fit the source, so it would catch each of them.
-    "test_source_mutants.py",
+    ".cache",
+    *TESTS_LEFT_OUT,
 )
 
 
@@ -57,7 +81,7 @@ class WorkspaceStopped(Exception):
     """The workspace runs no more tests."""
 
 
-class StepRun(msgspec.Struct, frozen=True, kw_only=True):
+class PytestRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of pytest in the copy.
 
     Attributes:
@@ -65,7 +89,8 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True):
         seconds: of real time.
         failed: the tests that failed; one at most, because pytest stops at the first.
         not_collected: the modules that could not be imported.
-        last: the test that was started last.
+        started: the tests that were started.
+        recorded: what `tests/mutants/block_recorder.py` has reported of each test.
         output: what pytest has printed.
     """
 
@@ -73,7 +98,8 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     failed: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
-    last: str = ""
+    started: tuple[str, ...] = ()
+    recorded: tuple[dict[str, Any], ...] = ()
     output: str = ""
 
     def judge(self) -> tuple[Verdict, str]:
@@ -84,10 +110,10 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True):
             return "survived", ""
         if self.not_collected:
             return "broken", f"{self.not_collected[0]} cannot be imported"
-        if self.exit_code in _PYTEST_CODES or not self.last:
+        if self.exit_code in _PYTEST_CODES or not self.started:
             return "broken", f"pytest ended with {self.exit_code}"
         how = "did not end" if self.exit_code == TIME_IS_OVER else f"exit code {self.exit_code}"
-        return "caught", f"{self.last} ({how})"
+        return "caught", f"{self.started[-1]} ({how})"
 
 
 class Workspace:
@@ -96,12 +122,16 @@ class Workspace:
     Args:
         folder: a new folder. Users other than this one must be able to read it, because
             a PostgreSQL server of the tests may run as another user.
+        recorded: runs report which blocks of this source each test runs, and do not end with the
+            first failure.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, recorded: SourceIndex | None = None) -> None:
         self.tree = folder / "tree"
+        self._records_blocks = recorded is not None
         self._venv = folder / "venv"
         self._report = folder / "report.jsonl"
+        self._selection = folder / "selection.json"
         self._temporary = folder / "tmp"
         folder.mkdir(mode=0o755)
         shutil.copytree(ROOT, self.tree, ignore=_LEFT_OUT, symlinks=True)
@@ -109,12 +139,22 @@ class Workspace:
         (self.tree / RECORDED_HISTORIES).write_text("{}", encoding="utf-8")
         self._temporary.mkdir()
         self._temporary.chmod(0o1777)
-        _link_environment(self._venv, self.tree / "src")
+        self._packages = _link_environment(self._venv, self.tree / "src")
         self._python = self._venv / "bin" / "python"
         self._guard: subprocess.Popen[str] | None = None
         self._starting = threading.Lock()
         self._is_stopped = False
+        if recorded is not None:
+            self._prepare_recording(recorded, folder / "ran")
         self._check_import()
+
+    def _prepare_recording(self, index: SourceIndex, memory: Path) -> None:
+        """Let every process of this copy write the blocks that it runs into one memory."""
+        memory.write_bytes(bytes(len(index.blocks)))
+        memory.chmod(0o666)
+        program = _OPENS_MEMORY.format(memory=str(memory))
+        (self._packages / "ran_blocks.py").write_text(program, encoding="utf-8")
+        index.write_instrumented(self.tree)
 
     def _check_import(self) -> None:
         """Check what a program imports that gets no help from its surroundings."""
@@ -140,35 +180,41 @@ class Workspace:
         finally:
             _replace(path, original)
 
-    def run(self, step: Step, limit: float) -> StepRun:
-        """Run the tests of a step until one fails, for a number of seconds at most.
+    def run(self, tests: Sequence[str], limit: float) -> PytestRun:
+        """Run tests in this order until one fails, for a number of seconds at most.
+
+        Args:
+            tests: their ids, or files. Ids that do not exist are left out.
+            limit: the seconds.
 
         Raises:
             WorkspaceStopped: `stop` was called before.
             WrongSource: the tests have imported another source than the copy's.
         """
         self._report.write_text("", encoding="utf-8")
+        self._selection.write_text(json.dumps(tests), encoding="utf-8")
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
         started = time.monotonic()
-        with self._start(step, limit) as guard:
+        with self._start(tests, limit) as guard:
             output, _ = guard.communicate()
         seconds = time.monotonic() - started
         facts = [json.loads(line) for line in self._report.read_text(encoding="utf-8").splitlines()]
         for found in _collect(facts, "source"):
             self._check_source(found)
-        return StepRun(
+        return PytestRun(
             exit_code=guard.returncode,
             seconds=seconds,
             failed=_collect(facts, "failed"),
             not_collected=_collect(facts, "not_collected"),
-            last=(_collect(facts, "started") or ("",))[-1],
+            started=_collect(facts, "started"),
+            recorded=tuple(fact for fact in facts if "ran" in fact),
             output=output,
         )
 
-    def _start(self, step: Step, limit: float) -> subprocess.Popen[str]:
+    def _start(self, tests: Sequence[str], limit: float) -> subprocess.Popen[str]:
         guard = self.tree / "tests" / "mutants" / "guarded_pytest.py"
         files = map(str, (self._python, guard, self._report))
-        command = [*files, str(limit), *self._arguments(step)]
+        command = [*files, str(limit), *self._arguments(tests)]
         with self._starting:
             if self._is_stopped:
                 raise WorkspaceStopped
@@ -192,10 +238,10 @@ class Workspace:
             if self._guard is not None:
                 self._guard.send_signal(signal.SIGTERM)
 
-    def _arguments(self, step: Step) -> Sequence[str]:
+    def _arguments(self, tests: Sequence[str]) -> Sequence[str]:
         return [
-            *step,
-            "-x",
+            *dict.fromkeys(test.partition("::")[0] for test in tests),
+            "--record-blocks" if self._records_blocks else "-x",
             "-q",
             "--tb=short",
             "--color=no",
@@ -228,8 +274,12 @@ def _replace(path: Path, text: str) -> None:
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def _link_environment(venv: Path, source: Path) -> None:
-    """Create an environment like the current one, whose jobsync is in another folder."""
+def _link_environment(venv: Path, source: Path) -> Path:
+    """Create an environment like the current one, whose jobsync is in another folder.
+
+    Returns:
+        its site-packages.
+    """
     original = Path(sys.prefix)
     if sys.prefix == sys.base_prefix:
         raise WrongSource(f"python must be that of an environment (got {sys.prefix}). Use make.")
@@ -255,6 +305,7 @@ def _link_environment(venv: Path, source: Path) -> None:
         if not (venv / entry.name).exists():
             # On some systems lib64 is a link to lib: then it links to ours.
             (venv / entry.name).symlink_to(entry.readlink() if entry.is_symlink() else entry)
+    return ours
 
 
 def _link_program(entry: Path, ours: Path, original: Path, venv: Path) -> None:

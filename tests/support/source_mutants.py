@@ -1,22 +1,24 @@
 """Mutants of the source: small deliberate bugs, stored as an old and a new text of one file.
 
-`tests/mutants/collection/` has one file for each package. It begins with the tests that run
-against the package's mutants: a list of steps, fastest first, each a list of pytest's arguments.
+`tests/mutants/collection/` has one file for each package.
 """
 
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["COLLECTION", "MutantGroup", "OutdatedMutant", "SourceMutant", "Step", "load_groups"]
+__all__ = [
+    "COLLECTION",
+    "MutantGroup",
+    "OutdatedMutant",
+    "SourceMutant",
+    "load_group",
+    "load_groups",
+]
 
 COLLECTION = Path(__file__).parents[1] / "mutants" / "collection"
-
-Step: TypeAlias = tuple[str, ...]
-"""Arguments of one run of pytest: paths, and options such as -k."""
 
 
 class OutdatedMutant(Exception):
@@ -32,7 +34,6 @@ class SourceMutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         file: the source file, from the root of the repository.
         old: a text that occurs exactly once in that file.
         new: what stands there instead.
-        tests: run these steps instead of the group's.
     """
 
     name: str
@@ -40,7 +41,6 @@ class SourceMutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     file: str
     old: str
     new: str
-    tests: tuple[Step, ...] = ()
 
     def mutate(self, source: str) -> str:
         """Return the source with the bug.
@@ -58,21 +58,15 @@ class SourceMutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MutantGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The mutants of a package, and the tests that must notice them.
+    """The mutants of a file, which has the name of a package.
 
     Attributes:
-        name: of the package.
-        tests: the steps, fastest first. The first failure ends them.
+        name: of the file.
         mutants: in the order of the file.
     """
 
     name: str
-    tests: tuple[Step, ...]
     mutants: tuple[SourceMutant, ...]
-
-    def steps_of(self, mutant: SourceMutant) -> tuple[Step, ...]:
-        """Return the steps to run against a mutant."""
-        return mutant.tests or self.tests
 
 
 def load_groups(folder: Path = COLLECTION) -> list[MutantGroup]:
@@ -81,12 +75,17 @@ def load_groups(folder: Path = COLLECTION) -> list[MutantGroup]:
     Raises:
         ValueError: a file has unknown or missing fields, or a name is used twice.
     """
-    groups = [_load(path) for path in sorted(folder.glob("*.toml"))]
+    groups = [load_group(path) for path in sorted(folder.glob("*.toml"))]
     _check_names(mutant.name for group in groups for mutant in group.mutants)
     return groups
 
 
-def _load(path: Path) -> MutantGroup:
+def load_group(path: Path) -> MutantGroup:
+    """Return the mutants of one file.
+
+    Raises:
+        ValueError: it has unknown or missing fields, or is not TOML.
+    """
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         return msgspec.convert({"name": path.stem, **content}, MutantGroup)

@@ -1,11 +1,14 @@
 """A copy of the working tree with a mutant: what its tests import, and what they leave behind."""
 
 import asyncio
+import base64
 import os
+import zlib
 from pathlib import Path
 
 import pytest
-from mutant_workspace import RECORDED_HISTORIES, ROOT, StepRun, Workspace, WorkspaceStopped
+from mutant_workspace import RECORDED_HISTORIES, ROOT, PytestRun, Workspace, WorkspaceStopped
+from source_blocks import SourceIndex
 from source_mutants import SourceMutant
 from waiting import until
 
@@ -35,6 +38,28 @@ def test_in_a_program_with_a_path_of_its_own():
     assert printed.stdout == "1.0\\n"
 """
 
+RECORDS = """
+import subprocess
+import sys
+
+import pytest
+from jobsync.core.arguments import check_choice, check_count, check_seconds
+
+@pytest.fixture(scope="module")
+def shared():
+    check_choice("a", "b", ["b"])
+
+def test_in_this_process(shared):
+    check_count("a", 1, least=0)
+
+def test_in_a_process_that_is_killed(shared):
+    program = "from jobsync.core.arguments import *; check_seconds('a', 1); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", f"import os; {program}"], env={}, cwd="/")
+
+def test_that_fails():
+    assert False
+"""
+
 LEAVES_A_PROCESS = """
 import subprocess
 import time
@@ -53,7 +78,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "copy")
 
 
-def _run(workspace: Workspace, code: str, limit: float = LIMIT) -> StepRun:
+def _run(workspace: Workspace, code: str, limit: float = LIMIT) -> PytestRun:
     # At the root, where no conftest.py takes time to load.
     (workspace.tree / "test_of_the_copy.py").write_text(code, encoding="utf-8")
     return workspace.run(("test_of_the_copy.py",), limit)
@@ -84,6 +109,32 @@ def test_no_history_is_recorded_in_the_copy(workspace: Workspace) -> None:
     """Any change of behaviour would differ from it, so that stories would catch every mutant."""
     assert (ROOT / RECORDED_HISTORIES).stat().st_size > 2
     assert (workspace.tree / RECORDED_HISTORIES).read_text(encoding="utf-8") == "{}"
+
+
+def test_each_test_is_recorded_with_the_functions_that_it_runs(tmp_path: Path) -> None:
+    """Also those of a killed process, and of a fixture that another test has set up."""
+    index = SourceIndex(ROOT, "src/jobsync/core")
+    run = _run(Workspace(tmp_path / "copy", index), RECORDS)
+    found = {}
+    for fact in run.recorded:
+        ran = int.from_bytes(zlib.decompress(base64.b64decode(fact["ran"])), "little")
+        scopes = {each.scope for place, each in enumerate(index.blocks) if ran >> place & 1}
+        checks = {scope for scope in scopes if scope.startswith("check_")}
+        found[fact["test"].rpartition("::")[2]] = (fact["passed"], checks)
+    assert found == {
+        "test_in_this_process": (True, {"check_choice", "check_count"}),
+        "test_in_a_process_that_is_killed": (True, {"check_choice", "check_seconds"}),
+        "test_that_fails": (False, set()),
+    }, run.output
+
+
+def test_tests_are_selected_and_ordered(workspace: Workspace) -> None:
+    """By their ids; those that do not exist any more are left out."""
+    code = "def test_a(): pass\n\ndef test_b(): pass\n\ndef test_c(): pass\n"
+    _run(workspace, code)
+    ids = [f"test_of_the_copy.py::test_{name}" for name in "cxa"]
+    run = workspace.run(ids, LIMIT)
+    assert run.started == (ids[0], ids[2]), run.output
 
 
 def test_no_process_is_left_after_the_tests(workspace: Workspace, tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
 """The stored mutants fit the source, and a run of the tests is judged rightly."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
-from mutant_workspace import StepRun, Verdict
-from source_mutants import COLLECTION, OutdatedMutant, SourceMutant, Step, load_groups
+from mutant_workspace import PytestRun, Verdict
+from source_mutants import COLLECTION, OutdatedMutant, SourceMutant, load_group, load_groups
 
 from jobsync.stores.sql import load_sql
 
 ROOT = COLLECTION.parents[2]
 GROUPS = load_groups()
 MUTANTS = [mutant for group in GROUPS for mutant in group.mutants]
-STEPS = sorted(
-    {step for group in GROUPS for each in group.mutants for step in group.steps_of(each)}
-)
 
 
 def _build(old: str, new: str = "new") -> SourceMutant:
@@ -44,15 +42,14 @@ def test_a_stored_mutant_describes_itself(mutant: SourceMutant) -> None:
     assert mutant.file.startswith("src/jobsync/")
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step[0])
-def test_the_tests_of_mutants_exist(step: Step) -> None:
-    """A step names paths of tests, none of which compares with what is stored of the source."""
-    paths = [Path(word) for word in step if word.startswith("tests/")]
-    assert paths
-    for path in paths:
-        assert (ROOT / path).exists()
-        # It fails at any change, also at a right one.
-        assert path.name not in {"simulation", "test_histories.py"}
+def test_no_two_stored_mutants_are_the_same() -> None:
+    """Each would count twice."""
+    found: dict[tuple[str, str], str] = {}
+    for mutant in MUTANTS:
+        mutated = mutant.mutate((ROOT / mutant.file).read_text(encoding="utf-8"))
+        meaning = ast.dump(ast.parse(mutated)) if mutant.file.endswith(".py") else mutated
+        same = found.setdefault((mutant.file, meaning), mutant.name)
+        assert same == mutant.name
 
 
 @pytest.mark.parametrize("source", ["", "one old, two old"])
@@ -68,7 +65,6 @@ def test_a_mutant_replaces_its_text_only() -> None:
 
 
 _GROUP = """
-tests = [["tests/unit"]]
 [[mutants]]
 name = "{name}"
 breaks = "A promise."
@@ -94,19 +90,27 @@ def test_a_misspelled_field_is_refused(tmp_path: Path) -> None:
         load_groups(tmp_path)
 
 
+def test_a_file_anywhere_can_be_loaded(tmp_path: Path) -> None:
+    """New mutants are tried before they are stored."""
+    path = tmp_path / "new.toml"
+    path.write_text(_GROUP.format(name="a-name", old="old"), encoding="utf-8")
+    group = load_group(path)
+    assert (group.name, [mutant.name for mutant in group.mutants]) == ("new", ["a-name"])
+
+
 @pytest.mark.parametrize(
     ("run", "verdict", "by"),
     [
-        (StepRun(exit_code=0, seconds=1, last="a::b"), "survived", ""),
-        (StepRun(exit_code=1, seconds=1, last="a::b", failed=("a::b",)), "caught", "a::b"),
-        (StepRun(exit_code=124, seconds=1, last="a::b"), "caught", "a::b (did not end)"),
-        (StepRun(exit_code=-9, seconds=1, last="a::b"), "caught", "a::b (exit code -9)"),
-        (StepRun(exit_code=2, seconds=1, not_collected=("a",)), "broken", "a cannot be imported"),
-        (StepRun(exit_code=3, seconds=1, last="a::b"), "broken", "pytest ended with 3"),
-        (StepRun(exit_code=5, seconds=1), "broken", "pytest ended with 5"),
-        (StepRun(exit_code=124, seconds=1), "broken", "pytest ended with 124"),
+        (PytestRun(exit_code=0, seconds=1, started=("a::b",)), "survived", ""),
+        (PytestRun(exit_code=1, seconds=1, started=("a::b",), failed=("a::b",)), "caught", "a::b"),
+        (PytestRun(exit_code=124, seconds=1, started=("a::b",)), "caught", "a::b (did not end)"),
+        (PytestRun(exit_code=-9, seconds=1, started=("a::b",)), "caught", "a::b (exit code -9)"),
+        (PytestRun(exit_code=2, seconds=1, not_collected=("a",)), "broken", "a cannot be imported"),
+        (PytestRun(exit_code=3, seconds=1, started=("a::b",)), "broken", "pytest ended with 3"),
+        (PytestRun(exit_code=5, seconds=1), "broken", "pytest ended with 5"),
+        (PytestRun(exit_code=124, seconds=1), "broken", "pytest ended with 124"),
     ],
 )
-def test_a_mutant_is_caught_only_by_a_test(run: StepRun, verdict: Verdict, by: str) -> None:
+def test_a_mutant_is_caught_only_by_a_test(run: PytestRun, verdict: Verdict, by: str) -> None:
     """Tests that could not begin say nothing about a mutant."""
     assert run.judge() == (verdict, by)
