@@ -38,6 +38,7 @@ from jobsync.queue.backend import (
 )
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler
+from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.reporter import QueueReporter
@@ -318,7 +319,9 @@ class QueuePlugin(CoordinatorPlugin):
         """Find or create the resource, and connect it to this queue."""
         database = self.database
         self._started_at = database.components.clock.mono()
-        self._backend = open_backend(database.store, self.queue, database.components)
+        self._backend = open_backend(
+            database.store, self.queue, database.components, order=self.settings.order
+        )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].set_queue(self)
@@ -334,10 +337,29 @@ class QueuePlugin(CoordinatorPlugin):
     async def _set_up(self, exit_stack: AsyncExitStack) -> None:
         """Join, become a candidate, then handle messages; stopping undoes this in reverse."""
         await super()._set_up(exit_stack)
+        self._join_fleet(exit_stack)
         self.run_in_background(self._emit_stats, "stats")
         if self._executor is not None:
             self._workers.start()
         exit_stack.push_async_callback(self._shut_down)
+
+    def _join_fleet(self, exit_stack: AsyncExitStack) -> None:
+        """Let the backend use the session and the election of this plugin."""
+        if self._coordinator is None:
+            return
+        backend, database = self._get_backend(), self.database
+        fleet = PluginFleet(
+            self,
+            self._get_membership(),
+            self._coordinator,
+            self._reporter,
+            database.store,
+            database.components,
+            self.settings.dispatch_interval,
+        )
+        backend.join(fleet)
+        exit_stack.callback(backend.join, None)
+        self.run_in_background(backend.coordinate, "dispatcher")
 
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""

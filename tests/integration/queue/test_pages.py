@@ -590,8 +590,7 @@ async def test_the_bell_tells_other_processes_of_new_messages(
     location: PagesQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile an idle worker reads the bell, and neither lists nor reads anything else."""
-    for module in ("backend", "bell"):
-        monkeypatch.setattr(f"jobsync.queue.pages.{module}.READ_INTERVAL", 0.001)
+    monkeypatch.setattr("jobsync.queue.pages.bell.READ_INTERVAL", 0.001)
     _, producer = await open_counting(location)
     counting, worker = await open_counting(location)
     assert await claim(worker) == []
