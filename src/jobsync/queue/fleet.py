@@ -6,7 +6,6 @@ is decided by the election of the queue's plugin; there is no other.
 
 from typing import Protocol
 
-from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
@@ -17,7 +16,6 @@ from jobsync.queue.backend import EndedClaim
 from jobsync.queue.events import DelaysVetoed, TicketsPublished
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.worker_status import read_worker_statuses
-from jobsync.stores.contract import Store
 
 __all__ = ["PluginFleet", "QueueFleet", "QueueFleetOwner"]
 
@@ -103,8 +101,6 @@ class PluginFleet(QueueFleet):
         membership: the session of this process.
         coordinator: the candidacy of this process for the queue.
         reporter: is told what happens.
-        store: has the session.
-        components: this machine's clocks.
         dispatch_interval: seconds between two tickets at least.
     """
 
@@ -114,16 +110,14 @@ class PluginFleet(QueueFleet):
         membership: Membership,
         coordinator: Coordinator,
         reporter: QueueReporter,
-        store: Store,
-        components: Components,
         dispatch_interval: Seconds,
     ) -> None:
         self._owner = owner
         self._membership = membership
         self._coordinator = coordinator
         self._reporter = reporter
-        self._clock = components.clock
-        self._fleet_clock = FleetClock(membership, store, components)
+        self._clock = membership.components.clock
+        self._fleet_clock = FleetClock(membership, membership.store, membership.components)
         self._dispatch_interval = dispatch_interval
         self._next_check = Mono(float("-inf"))
         self._veto = ""

@@ -20,7 +20,7 @@ from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.memory import LocalNotifier
 
-__all__ = ["FOLLOW_UP", "READ_INTERVAL", "Bell", "QueueBell", "RingListener"]
+__all__ = ["FOLLOW_UP", "READ_INTERVAL", "RING_INTERVAL", "Bell", "QueueBell", "RingListener"]
 
 RING_INTERVAL: Seconds = 2.0
 FOLLOW_UP: Seconds = RING_INTERVAL + 0.5
@@ -168,11 +168,12 @@ class QueueBell:
         end = self._clock.mono() + timeout
         while (left := end - self._clock.mono()) > 0:
             # Counted from the last reading: pushes of this process must not put off the next one.
-            next_reading = max(0.0, self._heard + READ_INTERVAL - self._clock.mono())
-            if await self._notifier.wait(self._topic, min(left, next_reading)):
-                return
-            if next_reading > left:
-                continue
+            next_reading = self._heard + READ_INTERVAL - self._clock.mono()
+            if next_reading > 0:
+                if await self._notifier.wait(self._topic, min(left, next_reading)):
+                    return
+                if next_reading > left:
+                    continue
             self._heard = self._clock.mono()
             number = await self._bell.listen(self._queue)
             if number != self._listener.number:

@@ -247,7 +247,7 @@ class PageClaimer:
             messages,
             suspects=not is_paused and outlook.suspects > 0,
             due=min((due for due in dues if due is not None), default=None),
-            lapse=self._finder.find_lapse(),
+            lapse=self._finder.watch_claims(),
             more=is_enough or has_lost,
         )
 

@@ -32,7 +32,7 @@ from jobsync.queue.fleet import QueueFleet
 from jobsync.queue.pages.finder import PageFinder
 from jobsync.queue.pages.tickets import Ticket, TicketReader
 
-__all__ = ["Dispatcher", "DispatcherHost"]
+__all__ = ["MIN_READERS", "Dispatcher", "DispatcherHost"]
 
 MIN_READERS = 2
 """The other workers for whom a ticket is published."""
@@ -154,7 +154,7 @@ class Dispatcher:
     async def _wait(self, fleet: QueueFleet) -> None:
         """Wait until there may be something to do."""
         waits = [self._finder.plan.find_wait(self._visibility())]
-        lapse = self._finder.find_lapse()
+        lapse = self._finder.watch_claims()
         if lapse is not None:
             waits.append(lapse)
         if self._next_reading is not None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jobsync.components import Components
-from jobsync.core.clock import Mono, Seconds
+from jobsync.core.clock import Seconds
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.known_pages import (
     HELD,
@@ -47,7 +47,6 @@ _EXHAUSTED = "exhausted"
 """In place of a version: there is nothing left to claim."""
 _READ_AT_ONCE = 32
 _PEER_TIME: Seconds = 60.0
-_NEVER = Mono(float("-inf"))
 
 
 class PageChoice(NamedTuple):
@@ -150,20 +149,23 @@ class PageFinder(KnownPages):
         self.plan.end(is_listed=True, is_whole=is_whole and not after)
 
     def _apply(self, ticket: Ticket) -> None:
-        """Take a ticket for a listing, which is older than what this process has in hand."""
-        since = self._clock.mono() + -LATE
+        """Take a ticket for a listing, though it may be older than what this process has in hand.
+
+        That costs a read at most. The other way round something to claim would stay unseen.
+        """
+        now = self._clock.mono()
         listed = ticket.list_pages()
         named = {
-            page.place: KnownPage(page, _NEVER)
+            page.place: KnownPage(page, now)
             for page in listed
             if page.mark is not PageMark.DONE and page.place not in self._finished
         }
         kept = {
             place: known
             for place, known in self._known.items()
-            if known.at >= since or self._pages.find_open(place) is not None
+            if now - known.at < LATE or self._pages.find_open(place) is not None
         }
-        self._replace({**named, **kept}, is_complete=not ticket.has_more)
+        self._replace({**kept, **named}, is_complete=not ticket.has_more)
         if ticket.has_more and self.plan.next_due is None:
             self.plan.next_due = ticket.due
         self._frontier, self._old = ticket.frontier, {}

@@ -44,12 +44,14 @@ class KnownPage(NamedTuple):
 
     listed: ListedPage
     at: Mono
-    """When it was listed, or created; long ago if a ticket has named it."""
+    """When it was listed, created, or named by a ticket."""
 
 
 class _Memo(NamedTuple):
     version: str
     tasks: frozenset[str] | None
+    at: float
+    """The time of day for which it was found."""
     outlook: Outlook
 
 
@@ -240,14 +242,18 @@ class KnownPages:
         version = opened.record.version
         if memo is not None and (memo.version, memo.tasks) == (version, tasks):
             due = memo.outlook.due
-            if due is None or due > now:
+            # Under a veto of the clock it is long ago, and nothing delayed is due.
+            if memo.at <= now and (due is None or due > now):
                 return memo.outlook
         outlook = find_outlook(opened.page, now, tasks)
-        self._memos[place] = _Memo(version, tasks, outlook)
+        self._memos[place] = _Memo(version, tasks, now, outlook)
         return outlook
 
-    def find_lapse(self) -> Seconds | None:
-        """Return the seconds until a claim lapses, or its page must be looked at; None without."""
+    def watch_claims(self) -> Seconds | None:
+        """Return the seconds until a claim lapses, or its page must be looked at; None without.
+
+        Claims of others that were met since the last look are watched from now on.
+        """
         period = self._pages.visibility / 3
         is_follower = self._tickets.duty is WatchDuty.FOLLOWER
         lapses: list[Seconds] = [0.0] if self._pages.ended else []
@@ -259,6 +265,7 @@ class KnownPages:
                     is_local = all(
                         each.session in self._pages.sessions for each in opened.page.claims
                     )
+                    self.plan.has_claims |= not is_local
                     if is_local or not is_follower:
                         lapses.append(lapse if is_local else min(lapse, period))
             elif listed.mark in HELD and not is_follower:

@@ -15,15 +15,22 @@ from jobsync.core.clock import Clock, Mono, Seconds
 from jobsync.queue.pages.bell import FOLLOW_UP
 from jobsync.queue.pages.tickets import TicketReader, WatchDuty
 
-__all__ = ["ListingPlan", "Refresh"]
+__all__ = [
+    "IDLE_LISTING",
+    "QUIET_LISTING",
+    "TRUSTING_LISTING",
+    "WHOLE_LISTING",
+    "ListingPlan",
+    "Refresh",
+]
 
 WHOLE_LISTING: Seconds = 60.0
 """Between two listings from the beginning of the lane: pages may come late."""
-_QUIET_LISTING: Seconds = 180.0
+QUIET_LISTING: Seconds = 180.0
 """Between two listings of the coordinator in a queue in which nothing happens."""
-_IDLE_LISTING: Seconds = 300.0
+IDLE_LISTING: Seconds = 300.0
 """Between two listings of such a queue by a process that knows of no ticket."""
-_TRUSTING_LISTING: Seconds = 3600.0
+TRUSTING_LISTING: Seconds = 3600.0
 """Between two listings by a process that relies on the coordinator."""
 _QUIET_AFTER: Seconds = 600.0
 """Without a ring for so long, and without open pages, nothing happens in a queue."""
@@ -117,12 +124,12 @@ class ListingPlan:
             return 0.0
         match duty:
             case WatchDuty.ALONE:
-                return _IDLE_LISTING
+                return IDLE_LISTING
             case WatchDuty.COORDINATOR:
                 is_quiet = self._clock.mono() - self._noticed >= _QUIET_AFTER
-                return _QUIET_LISTING if is_quiet and not self.has_open else WHOLE_LISTING
+                return QUIET_LISTING if is_quiet and not self.has_open else WHOLE_LISTING
             case _:
-                return _TRUSTING_LISTING
+                return TRUSTING_LISTING
 
     def find_next_listing(self) -> Seconds | None:
         """Return the seconds until the look that follows a ring; None if there is none."""
