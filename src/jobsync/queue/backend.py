@@ -429,5 +429,8 @@ class QueueBackend(ABC):
         del fleet
 
     async def coordinate(self) -> None:
-        """Do the coordinator's part whenever this process is elected; return if there is none."""
+        """Do the coordinator's part whenever this process is elected; return if there is none.
+
+        Called where requests are billed: it saves some.
+        """
         return

@@ -365,7 +365,8 @@ class QueuePlugin(CoordinatorPlugin):
         fleet = PluginFleet(self, membership, self._coordinator, self._reporter, interval)
         backend.join(fleet)
         exit_stack.callback(backend.join, None)
-        self.run_in_background(backend.coordinate, "dispatcher")
+        if backend.is_billed:
+            self.run_in_background(backend.coordinate, "dispatcher")
 
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""

@@ -415,6 +415,20 @@ async def test_only_the_coordinator_and_the_deputy_watch_claims(fleet: Fleet) ->
     assert await follower.claim(suspects=True) == ["id-1"]
 
 
+async def test_a_page_that_is_claimed_long_after_its_ring_is_watched(fleet: Fleet) -> None:
+    """All workers were busy. Whoever claims at last rings no bell."""
+    leader, _, follower, producer = fleet.processes
+    await producer.push(1)
+    await leader.listen()
+    await fleet.pass_time(12)
+    await follower.listen()
+    assert await follower.claim() == ["id-1"]
+    start = fleet.location.clock.ahead
+    while not leader.fleet.ended:
+        await fleet.pass_time(1)
+        assert fleet.location.clock.ahead - start < 45
+
+
 async def test_the_deputy_ends_claims_if_the_coordinator_does_not(fleet: Fleet) -> None:
     """The coordinator and a worker died together, and nobody has noticed yet."""
     leader, deputy, follower, producer = fleet.processes
@@ -522,6 +536,20 @@ async def test_a_ring_of_its_own_makes_no_process_list(fleet: Fleet) -> None:
     await leader.listen()
     await leader.coordinate()
     assert leader.requests["LIST page"] == 1
+
+
+async def test_a_ring_of_its_own_does_not_hide_that_of_another_process(fleet: Fleet) -> None:
+    """A process that rings after another has not heard that one yet."""
+    leader, _, follower, producer = fleet.processes
+    await producer.push(1)
+    await leader.push(2)
+    await leader.listen()
+    await leader.coordinate()
+    await follower.listen()
+    assert sorted(await follower.claim()) == ["id-1", "id-2"]
+    ticket = await fleet.read_ticket()
+    assert ticket is not None
+    assert (ticket.bell, len(ticket.pages)) == (2, 2)
 
 
 async def test_pushes_of_its_own_do_not_keep_a_process_from_the_bell(fleet: Fleet) -> None:

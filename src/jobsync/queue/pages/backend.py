@@ -110,9 +110,9 @@ class PagesBackend(QueueBackend):
         self._tickets.fleet = self._claimer.fleet = fleet
 
     async def coordinate(self) -> None:
-        """Look at the pages for all, and publish tickets, where requests are billed."""
+        """Look at the pages for all, and publish tickets."""
         fleet = self._tickets.fleet
-        if fleet is not None and self.is_billed:
+        if fleet is not None:
             await self._dispatcher.run(fleet)
 
     async def _refresh(self) -> None:
