@@ -28,13 +28,13 @@ class CompletedTtl:
         self._since = Mono(0.0)
 
     def start(self, database: Database) -> None:
-        """Ask the plugins of a database from now on."""
+        """Give the plugins of a database some time to decide."""
         self._database = database
         self._since = database.components.clock.mono()
 
-    def find(self) -> Seconds:
-        """Return the seconds; the longest that a plugin says counts."""
-        governing = self._find_governing()
+    def find(self, database: Database | None) -> Seconds:
+        """Return the seconds; the longest that a plugin of the database says counts."""
+        governing = self._find_governing(database)
         return self._seconds if governing is None else governing
 
     def find_decided(self) -> Seconds | None:
@@ -42,17 +42,17 @@ class CompletedTtl:
         database = self._database
         if database is None:
             return None
-        if not self._is_explicit and self._find_governing() is None:
+        if not self._is_explicit and self._find_governing(database) is None:
             age = database.components.clock.mono() - self._since
             if age < _TIME_FOR_PLUGINS:
                 return None
-        return self.find()
+        return self.find(database)
 
-    def _find_governing(self) -> Seconds | None:
+    def _find_governing(self, database: Database | None) -> Seconds | None:
         """Return what other plugins say about completed messages; None if nobody does."""
-        if self._is_explicit or self._database is None:
+        if self._is_explicit or database is None:
             return None
-        plugins = self._database.plugins
+        plugins = database.plugins
         found = [plugins[name].completed_message_ttl for name in plugins]
         ttls = [ttl for ttl in found if ttl is not None]
         return min(max(ttls), LONGEST_RETENTION) if ttls else None

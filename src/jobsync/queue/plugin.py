@@ -161,7 +161,7 @@ class QueuePlugin(CoordinatorPlugin):
         The setting, if it was passed or configured. Otherwise what the plugins of the database
         say, whenever they were added; the longest counts.
         """
-        return self._completed_ttl.find()
+        return self._completed_ttl.find(self._database)
 
     async def enqueue(
         self,
