@@ -12,7 +12,7 @@ import pytest
 from queue_locations import PagesQueues
 from store_locations import MemoryLocation
 
-from jobsync import Database, Event, Fenced, Invalid, QueuePlugin, Record, Store, Term
+from jobsync import Database, Event, Fenced, Invalid, QueuePlugin, Record, Store, Term, Unavailable
 from jobsync.queue.backend import EndedClaim, Message, NewMessage, Settlement
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.bell import FOLLOW_UP, READ_INTERVAL
@@ -34,6 +34,8 @@ class CountingStore(StoreDecorator):
         super().__init__(inner)
         self.is_billed = True
         self.requests: Counter[str] = Counter()
+        self.is_down = False
+        """Whether listings fail."""
         # As in a process of its own, which notifies nobody else.
         self.name += f"-{next(_numbers)}"
 
@@ -47,6 +49,8 @@ class CountingStore(StoreDecorator):
 
     async def heads(self, prefix: str, **options: Any) -> list[Head]:
         self.requests[f"LIST {prefix.partition('/')[0]}"] += 1
+        if self.is_down:
+            raise Unavailable(self.name, "a test says so")
         return await self.inner.heads(prefix, **options)
 
 
@@ -518,6 +522,18 @@ async def test_a_page_before_the_frontier_is_found_within_a_minute(fleet: Fleet)
     await fleet.pass_time(60)
     await follower.listen()
     assert await follower.claim() == ["id-9"]
+
+
+async def test_a_ring_is_not_forgotten_while_the_store_is_away(fleet: Fleet) -> None:
+    """The listing that it causes fails, and is repeated."""
+    _, _, follower, producer = fleet.processes
+    await producer.push(1)
+    await follower.listen()
+    follower.store.is_down = True
+    with pytest.raises(Unavailable):
+        await follower.claim()
+    follower.store.is_down = False
+    assert await follower.claim() == ["id-1"]
 
 
 async def test_a_ring_of_its_own_makes_no_process_list(fleet: Fleet) -> None:

@@ -56,7 +56,7 @@ from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.pages.retention import Retention
 from jobsync.queue.pages.tickets import TicketReader
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.sql.shared_push import SharedPush
+from jobsync.queue.shared_push import SharedPush
 from jobsync.stores.contract import Store
 from jobsync.stores.scan import check_age, check_limit
 
