@@ -134,8 +134,9 @@ class PluginFleet(QueueFleet):
 
     @property
     def term(self) -> Term | None:
-        """The term in which this process coordinates the queue."""
-        return self._coordinator.term
+        """The term in which this process coordinates the queue; None without an election."""
+        term = self._coordinator.term
+        return None if term is None or term.epoch == 0 else term
 
     @property
     def epoch(self) -> int | None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from queue_locations import PagesQueues
 from store_locations import MemoryLocation
+from waiting import until
 
 from jobsync import Database, Event, Fenced, Invalid, QueuePlugin, Record, Store, Term, Unavailable
 from jobsync.queue.backend import EndedClaim, Message, NewMessage, Settlement
@@ -35,12 +36,14 @@ class CountingStore(StoreDecorator):
         self.is_billed = True
         self.requests: Counter[str] = Counter()
         self.is_down = False
-        """Whether listings fail."""
+        """Whether it does not answer reads."""
         # As in a process of its own, which notifies nobody else.
         self.name += f"-{next(_numbers)}"
 
     async def get_many(self, keys: Any, *, tombstones: bool = False) -> list[Record | None]:
         self.requests.update(f"GET {key.partition('/')[0]}" for key in keys)
+        if self.is_down:
+            raise Unavailable(self.name, "a test says so")
         return await self.inner.get_many(keys, tombstones=tombstones)
 
     async def write(self, changes: Any) -> list[Outcome]:
@@ -499,6 +502,48 @@ async def test_a_page_that_no_ring_announced_is_found_within_a_minute(fleet: Fle
     _ = follower.requests
     assert await follower.claim() == ["id-1"]
     assert follower.requests["LIST page"] == 0
+
+
+@pytest.mark.parametrize("finds_first", ["worker", "dispatcher"])
+async def test_the_coordinator_rings_for_what_its_own_worker_finds(
+    fleet: Fleet, finds_first: str
+) -> None:
+    """Both of them list, and share what they find."""
+    leader, _, follower, _ = fleet.processes
+    await fleet.pass_time(120)
+    now = fleet.location.clock.wall().seconds
+    page = {"birth": "x" * 12, "messages": [{"id": "id-1", "value": {"n": 1}}]}
+    store = await fleet.location.location.open()
+    await store.write([Put(f"page/mails/0/{name_page(now, 'A' * 12)}", page, mark=PageMark.READY)])
+    fleet.location.clock.ahead += 180
+    if finds_first == "worker":
+        assert await leader.claim(0) == []
+    await leader.coordinate()
+    await follower.listen()
+    assert await follower.claim() == ["id-1"]
+
+
+async def test_the_coordinator_survives_an_outage(fleet: Fleet) -> None:
+    """Whatever it does when the store is away, it goes on afterwards, and says so once a try."""
+    leader, _, _, producer = fleet.processes
+    leader.fleet.published.clear()
+    leader.store.is_down = True
+    fleet.location.clock.ahead += 180
+    running = asyncio.ensure_future(leader.backend.coordinate())
+    await until(lambda: leader.fleet.failures)
+    assert {type(failure) for failure in leader.fleet.failures} == {Unavailable}
+    leader.store.is_down = False
+    await producer.push(1)
+    fleet.location.clock.ahead += READ_INTERVAL
+    await until(lambda: leader.fleet.published)
+    assert not running.done()
+    # The bell, too, may be out of reach, while it waits.
+    leader.fleet.failures.clear()
+    leader.store.is_down = True
+    fleet.location.clock.ahead += READ_INTERVAL
+    await until(lambda: leader.fleet.failures)
+    assert not running.done()
+    running.cancel()
 
 
 async def test_a_page_before_the_frontier_is_found_within_a_minute(fleet: Fleet) -> None:

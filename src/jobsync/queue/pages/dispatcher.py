@@ -103,6 +103,7 @@ class Dispatcher:
             try:
                 await self._work(fleet, term)
                 failures = 0
+                await self._wait(fleet)
             except Fenced:
                 # Another process coordinates by now; the election will say so.
                 await fleet.change()
@@ -110,17 +111,15 @@ class Dispatcher:
                 failures += 1
                 fleet.on_failure(error)
                 await _BACKOFF.sleep(failures, self._clock, self._randomness)
-            else:
-                await self._wait(fleet)
 
     async def _work(self, fleet: QueueFleet, term: Term) -> None:
         await self._read_workers(fleet)
-        self._finder.unannounced = 0
         await self._host.refresh()
         ended = await self._host.end_lapsed()
         if ended:
             fleet.on_ended(ended)
         if self._finder.unannounced:
+            self._finder.unannounced = 0
             await self._host.ring()
         await self._publish(fleet, term)
 
@@ -141,8 +140,7 @@ class Dispatcher:
         ticket = before = None
         if self._published is not None and self._published[0] is term:
             before = self._published[1]
-        # Without an election nobody knows whose ticket it is.
-        if term.epoch and len(self._workers) >= MIN_READERS:
+        if len(self._workers) >= MIN_READERS:
             ticket = self._finder.build_ticket(self._workers[0])
         if not _is_news(before, ticket) or now - self._published_at < fleet.dispatch_interval:
             return

@@ -68,7 +68,8 @@ class PageFinder(KnownPages):
         order: which pages come first.
 
     Attributes:
-        unannounced: how many pages the last listing has shown that no ring had announced.
+        unannounced: how many pages listings have shown that no ring had announced. The coordinator
+            rings for them, and sets it to 0.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class PageFinder(KnownPages):
             page.place: KnownPage(page, now) for page in listed if page.mark is not PageMark.DONE
         }
         is_news = refresh.is_rung or refresh.is_follow_up
-        self.unannounced = 0 if is_news else len(fresh.keys() - self._known.keys())
+        if not is_news:
+            self.unannounced += len(fresh.keys() - self._known.keys())
         self._replace({**fresh, **beyond, **recent}, is_complete=not after)
         self._old = await self._find_old(listed)
         self._has_found = any(map(_may_have_any, listed))
