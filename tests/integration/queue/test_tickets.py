@@ -457,6 +457,30 @@ async def test_the_deputy_ends_claims_if_the_coordinator_does_not(fleet: Fleet) 
     assert [each.session for each in ended] == ["follower"]
 
 
+async def test_a_ticket_does_not_keep_the_deputy_from_watching(fleet: Fleet) -> None:
+    """It names no pages that are claimed. The coordinator dies after it has published one."""
+    leader, deputy, follower, producer = fleet.processes
+    await producer.push(1)
+    await follower.listen()
+    assert await follower.claim() == ["id-1"]
+    await deputy.listen()
+    assert await deputy.claim() == []
+    start, ended = fleet.location.clock.ahead, list[EndedClaim]()
+    while not ended:
+        claimed = await deputy.backend.claim(1, session="deputy", visibility=30)
+        if claimed.lapse is not None and claimed.lapse <= 0:
+            ended = await deputy.backend.end_claims()
+        fleet.location.clock.ahead += 1
+        if fleet.location.clock.ahead - start == 5:
+            await producer.push(2)
+            await leader.listen()
+            await leader.coordinate()
+            await deputy.listen()
+            leader.fleet.term = None
+        assert fleet.location.clock.ahead - start < 45
+    assert [each.session for each in ended] == ["follower"]
+
+
 async def test_a_delayed_page_is_watched_when_its_delay_is_over(fleet: Fleet) -> None:
     """Whoever claims it rings no bell: the coordinator looks by itself."""
     leader, deputy, follower, producer = fleet.processes

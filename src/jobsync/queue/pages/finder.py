@@ -105,12 +105,13 @@ class PageFinder(KnownPages):
         Raises:
             Unavailable: the store does not answer.
         """
-        refresh = self.plan.begin(self._pages.visibility)
+        refresh = self.plan.begin()
         try:
             ticket = None
             if refresh.may_use_ticket:
                 ticket = await self._tickets.read(refresh.number, is_settled=refresh.is_follow_up)
-            if ticket is None:
+            # A ticket does not show claims, so whoever watches some goes on listing.
+            if ticket is None or (self.plan.has_claims and self._tickets.duty is WatchDuty.DEPUTY):
                 await self._list(refresh)
             else:
                 self._apply(ticket)
@@ -143,7 +144,7 @@ class PageFinder(KnownPages):
             page.place: KnownPage(page, now) for page in listed if page.mark is not PageMark.DONE
         }
         is_news = refresh.is_rung or refresh.is_follow_up
-        if not is_news:
+        if self._is_complete and not is_news:
             self.unannounced += len(fresh.keys() - self._known.keys())
         self._replace({**fresh, **beyond, **recent}, is_complete=not after)
         self._old = await self._find_old(listed)

@@ -49,7 +49,7 @@ class Refresh(NamedTuple):
     is_rung: bool
     """Whether it is because of a ring."""
     may_use_ticket: bool
-    """Whether the ticket says as much as a listing."""
+    """Whether the ticket may say as much as a listing."""
 
 
 class ListingPlan:
@@ -135,17 +135,16 @@ class ListingPlan:
         """Return the seconds until the look that follows a ring; None if there is none."""
         return None if self._again is None else max(_SOON, self._again - self._clock.mono())
 
-    def begin(self, visibility: Seconds) -> Refresh:
+    def begin(self) -> Refresh:
         """Return the look that begins now."""
         now, duty = self._clock.mono(), self._tickets.duty
-        is_watching = self.has_claims and now - self._listed >= visibility / 3
         is_news = self._is_rung or self._again is not None or duty is WatchDuty.ALONE
         refresh = Refresh(
             now,
             self.number,
             is_follow_up=self._again is not None and now >= self._again,
             is_rung=self._is_rung,
-            may_use_ticket=is_news and (duty is WatchDuty.FOLLOWER or not is_watching),
+            may_use_ticket=is_news,
         )
         self._is_rung = False
         if refresh.is_follow_up:
