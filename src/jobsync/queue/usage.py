@@ -14,6 +14,7 @@ import msgspec
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.clock import Seconds
+from jobsync.errors import Invalid
 from jobsync.queue.pages.bell import READ_INTERVAL, RING_INTERVAL
 from jobsync.queue.pages.dispatcher import MIN_READERS
 from jobsync.queue.pages.listing_plan import (
@@ -36,6 +37,7 @@ _LOOKS = 2
 _SPOILED = 0.5
 """The part of the workers that hear a ring before the ticket is there, and list."""
 _DROP_INTERVAL: Seconds = 600.0
+_MAX_NUMBER = 1e12
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
@@ -109,10 +111,10 @@ def estimate_usage(
         Invalid: a number is out of range.
     """
     check_count("workers", workers, least=1)
-    check_seconds("messages_per_day", messages_per_day)
-    check_seconds("messages_per_page", messages_per_page, is_zero_allowed=False)
     check_seconds("seconds_per_page", seconds_per_page)
-    check_seconds("days", days, is_zero_allowed=False)
+    _check_number("messages_per_day", messages_per_day, is_zero_allowed=True)
+    _check_number("messages_per_page", messages_per_page)
+    _check_number("days", days)
     pages = messages_per_day / messages_per_page
     renewals = math.floor(seconds_per_page / (visibility / 3))
     rings = min(pages, _DAY / RING_INTERVAL)
@@ -124,6 +126,14 @@ def estimate_usage(
         looking=_count_looks(workers, pages, seconds_per_page, visibility).times(days),
         pages=page.times(pages * days),
     )
+
+
+def _check_number(field: str, value: object, *, is_zero_allowed: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 <= value <= _MAX_NUMBER and (value or is_zero_allowed):  # type: ignore[operator]
+        return
+    least = "0 or more" if is_zero_allowed else "more than 0"
+    raise Invalid(field, value, f"must be {least}, up to {_MAX_NUMBER:,.0f}", "pass a number")
 
 
 def _count_sessions(workers: int, heartbeat: Seconds) -> RequestCounts:

@@ -679,3 +679,22 @@ async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
     assert await backend.forget("completed", older_than=60) == 2
     (left,) = await read_pages(location)
     assert left.value == [1, 2, 3]
+
+
+async def test_a_queue_without_finished_pages_is_not_searched_for_them(
+    location: PagesQueues,
+) -> None:
+    """For an hour: what is done from now on is not old enough before."""
+    store, backend = await open_counting(location)
+    await backend.push(new_messages(1))
+    for _ in range(6):
+        assert await backend.forget("completed", older_than=300) == 0
+        location.clock.ahead += 599
+    assert store.requests["LIST"] == 2
+    await settle_all(backend, await claim(backend))
+    location.clock.ahead += 3601
+    assert await backend.forget("completed", older_than=300) == 0
+    location.clock.ahead += 3601
+    other, _ = await open_counting(location)
+    await other.write([Put("session/latest", {})])
+    assert await backend.forget("completed", older_than=300) == 1
