@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.task import Task
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
+    from jobsync.queue.usage import UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
     from jobsync.scheduler.operations import JobStatus
@@ -124,6 +125,7 @@ __all__ = [
     "Term",
     "Unavailable",
     "Unknown",
+    "UsageEstimate",
     "open_store",
 ]
 
@@ -177,6 +179,7 @@ _MODULES = {
     "jobs.events": ("RebalanceEvent",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
+    "queue.usage": ("UsageEstimate",),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),
     "scheduler.operations": ("JobStatus",),

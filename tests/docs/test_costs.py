@@ -1,13 +1,15 @@
 """The requests that the how-to pages promise on S3, counted by its tariff."""
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import until
 
-from jobsync import Components, Database, TTLPlugin
+from jobsync import Components, Database, QueuePlugin, TTLPlugin
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 
@@ -95,3 +97,20 @@ async def test_the_costs_of_expiry(
     assert await metered.cost(ttl.run_cleanup()) == 1
     await sessions.insert_many([{"expires_at": now - 1} for _ in range(50)])
     assert await metered.cost(ttl.run_cleanup()) == 50 * each + 3
+
+
+def test_the_costs_of_queues() -> None:
+    """The table of `docs/how-to/queues-on-s3.md` is what `estimate_usage` says."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "queues-on-s3.md"
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+(?: \| [\d.]+){4}) \|$", page.read_text(), re.MULTILINE)
+    assert len(rows) == 4
+    queue = QueuePlugin(resource="tasks")
+    loads = [(0, 1), (1_440, 1), (14_400, 1), (100_000, 1), (1_000_000, 100)]
+    for workers, figures in rows:
+        estimates = [
+            queue.estimate_usage(
+                workers=int(workers), messages_per_day=messages, messages_per_page=size
+            )
+            for messages, size in loads
+        ]
+        assert figures.split(" | ") == [f"{each.dollars:.2f}" for each in estimates]

@@ -28,13 +28,16 @@ A backend inherits `QueueBackend` and passes the conformance suite.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from jobsync.core.codec import Json
 from jobsync.core.messages import TRANSITIONS, MessageState, Transition
 from jobsync.errors import Invalid
+
+if TYPE_CHECKING:
+    from jobsync.queue.fleet import QueueFleet
 
 __all__ = [
     "DEFAULT_NAMESPACE",
@@ -423,3 +426,17 @@ class QueueBackend(ABC):
     @abstractmethod
     async def wait(self, timeout: float) -> None:
         """Return early if there may be something new to claim. A hint: only a claim is certain."""
+
+    def join(self, fleet: "QueueFleet | None") -> None:
+        """Use what is known about the other processes of the queue; None from now on nothing.
+
+        A database needs none of it.
+        """
+        del fleet
+
+    async def coordinate(self) -> None:
+        """Do the coordinator's part whenever this process is elected; return if there is none.
+
+        Called where requests are billed: it saves some.
+        """
+        return

@@ -6,6 +6,7 @@ from typing import ClassVar
 from jobsync.events import Event
 
 __all__ = [
+    "DelaysVetoed",
     "HandlerOverran",
     "MessageCancelled",
     "MessageCompleted",
@@ -185,13 +186,27 @@ class QueueStats(_QueueEvent, frozen=True, kw_only=True):
     running: int
 
 
+class DelaysVetoed(_QueueEvent, frozen=True, kw_only=True):
+    """This machine's clock disagrees with the server's: it claims no delayed messages.
+
+    Only on objects, where the clocks of machines count delays. Other processes claim them.
+    """
+
+    name: ClassVar[str] = "plg:queue:clock-vetoed"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:clock-vetoed",)
+    level: ClassVar[int] = logging.ERROR
+
+    reason: str
+
+
 class TicketsPublished(_QueueEvent, frozen=True, kw_only=True):
-    """The coordinator has published tickets. Not on a database, where workers claim rows."""
+    """The coordinator has published a ticket. Not on a database, where workers claim rows."""
 
     name: ClassVar[str] = "plg:queue:tickets-published"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:tickets-published",)
 
     count: int
+    """The pages that the ticket names."""
     coordinator_id: str
 
 

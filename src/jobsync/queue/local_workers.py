@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.clock import Seconds
 from jobsync.database.database import Database
 from jobsync.database.supervisor import Work
@@ -177,7 +178,14 @@ class LocalWorkers:
             max_messages: stop after this many.
             deadline: claim no more after this many seconds.
             check: raises if the queue has been stopped meanwhile.
+
+        Raises:
+            Invalid: an argument is wrong.
         """
+        if max_messages is not None:
+            check_count("max_messages", max_messages, least=0)
+        if deadline is not None:
+            check_seconds("deadline", deadline)
         clock = self._plugin.database.components.clock
         start = clock.mono()
         # A handler would wait for its own end.

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack, get_args
 
 from jobsync.coordination.events import WorkerDied
-from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.clock import Mono
+from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.core.retry import Backoff, Retries, default_backoff
@@ -37,13 +36,16 @@ from jobsync.queue.backend import (
     QueuePart,
     name_queue,
 )
+from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler
+from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.reporter import QueueReporter
-from jobsync.queue.settings import LONGEST_RETENTION, QueueSettings, translate
+from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
+from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
 from jobsync.settings import Sources, resolve
@@ -60,8 +62,6 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
 _STATS_INTERVAL = 60.0
-_TIME_FOR_PLUGINS = 4.0
-"""Seconds in which a plugin that is added after the queue can say how long messages are kept."""
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
@@ -106,7 +106,10 @@ class QueuePlugin(CoordinatorPlugin):
         sources = Sources.load(os.environ, Path.cwd())
         resolved = resolve(QueueSettings, passed, sources, section="queue")
         self.settings = resolved.value
-        self._has_completed_ttl = resolved.origins["completed_ttl"].kind != "default"
+        self._completed_ttl = CompletedTtl(
+            self.settings.completed_ttl,
+            is_explicit=resolved.origins["completed_ttl"].kind != "default",
+        )
         if timeout is not None:
             check_seconds("timeout", timeout, is_zero_allowed=False)
         self.resource = resource
@@ -119,9 +122,8 @@ class QueuePlugin(CoordinatorPlugin):
             self, self.settings.concurrency, self._build_worker, self._publish
         )
         self._maintenance = Maintenance(
-            self.settings, self._find_completed_ttl, self._reporter.on_newer
+            self.settings, self._completed_ttl.find_decided, self._reporter.on_newer
         )
-        self._started_at = Mono(0.0)
         if on_message is not None:
             self.handler(on_message)
 
@@ -160,25 +162,7 @@ class QueuePlugin(CoordinatorPlugin):
         The setting, if it was passed or configured. Otherwise what the plugins of the database
         say, whenever they were added; the longest counts.
         """
-        governing = self._find_governing_ttl()
-        return self.settings.completed_ttl if governing is None else governing
-
-    def _find_governing_ttl(self) -> float | None:
-        """Return what other plugins say about completed messages; None if nobody says anything."""
-        if self._has_completed_ttl or self._database is None:
-            return None
-        plugins = self._database.plugins
-        found = [plugins[name].completed_message_ttl for name in plugins]
-        ttls = [ttl for ttl in found if ttl is not None]
-        return min(max(ttls), LONGEST_RETENTION) if ttls else None
-
-    def _find_completed_ttl(self) -> float | None:
-        """Return how long completed messages are kept; None while it may still be decided."""
-        if not self._has_completed_ttl and self._find_governing_ttl() is None:
-            age = self.database.components.clock.mono() - self._started_at
-            if age < _TIME_FOR_PLUGINS:
-                return None
-        return self.completed_ttl
+        return self._completed_ttl.find(self._database)
 
     async def enqueue(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
         """Push a message; return its id. See `Resource.enqueue`."""
@@ -214,6 +198,37 @@ class QueuePlugin(CoordinatorPlugin):
         names = ("enqueued", "completed", "retried", "cancelled", "returned", "dead", "lost")
         counters = self._reporter.counters
         return {**{name: counters[name] for name in names}, "running": self._workers.running}
+
+    def estimate_usage(
+        self,
+        *,
+        workers: int,
+        messages_per_day: float,
+        messages_per_page: float = 1.0,
+        seconds_per_page: float = 0.0,
+        days: float = 30.0,
+    ) -> UsageEstimate:
+        """Return the requests and dollars of such a queue on S3, at Amazon's list prices.
+
+        Args:
+            workers: processes that handle messages.
+            messages_per_day: evenly spread.
+            messages_per_page: messages that are pushed together.
+            seconds_per_page: seconds from the claim of a page until all its messages are handled.
+            days: for how long.
+
+        Raises:
+            Invalid: a number is out of range.
+        """
+        return estimate_usage(
+            workers=workers,
+            messages_per_day=messages_per_day,
+            messages_per_page=messages_per_page,
+            seconds_per_page=seconds_per_page,
+            heartbeat=self.coordination.timing_of(is_billed=True).heartbeat,
+            visibility=self.settings.visibility_timeout,
+            days=days,
+        )
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -271,7 +286,6 @@ class QueuePlugin(CoordinatorPlugin):
         Raises:
             Invalid: the queue has no handler, or is not running, or an argument is wrong.
         """
-        _check_drain(max_messages, deadline)
         return await self._workers.drain(
             self._get_backend(),
             max_messages=max_messages,
@@ -292,8 +306,10 @@ class QueuePlugin(CoordinatorPlugin):
     async def on_start(self) -> None:
         """Find or create the resource, and connect it to this queue."""
         database = self.database
-        self._started_at = database.components.clock.mono()
-        self._backend = open_backend(database.store, self.queue, database.components)
+        self._completed_ttl.start(database)
+        self._backend = open_backend(
+            database.store, self.queue, database.components, order=self.settings.order
+        )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].add_queue(self)
@@ -309,10 +325,23 @@ class QueuePlugin(CoordinatorPlugin):
     async def _set_up(self, exit_stack: AsyncExitStack) -> None:
         """Join, become a candidate, then handle messages; stopping undoes this in reverse."""
         await super()._set_up(exit_stack)
+        self._join_fleet(exit_stack)
         self.run_in_background(self._emit_stats, "stats")
         if self._executor is not None:
             self._workers.start()
         exit_stack.push_async_callback(self._shut_down)
+
+    def _join_fleet(self, exit_stack: AsyncExitStack) -> None:
+        """Let the backend use the session and the election of this plugin."""
+        if self._coordinator is None:
+            return
+        backend, membership = self._get_backend(), self._get_membership()
+        interval = self.settings.dispatch_interval
+        fleet = PluginFleet(self, membership, self._coordinator, self._reporter, interval)
+        backend.join(fleet)
+        exit_stack.callback(backend.join, None)
+        if backend.is_billed:
+            self.run_in_background(backend.coordinate, "dispatcher")
 
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""
@@ -393,10 +422,3 @@ class QueuePlugin(CoordinatorPlugin):
 
 S3QueuePlugin = QueuePlugin
 """The documents' name of `QueuePlugin`."""
-
-
-def _check_drain(max_messages: int | None, deadline: float | None) -> None:
-    if max_messages is not None:
-        check_count("max_messages", max_messages, least=0)
-    if deadline is not None:
-        check_seconds("deadline", deadline)

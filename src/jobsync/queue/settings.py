@@ -1,15 +1,18 @@
 """The options of a queue. Durations are seconds."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.arguments import check_choice, check_count, check_seconds
 from jobsync.core.retry import MAX_ATTEMPTS, check_max_attempts
 from jobsync.core.trust import check_duration
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section
 
-__all__ = ["LONGEST_RETENTION", "QueueSettings", "translate"]
+__all__ = ["LONGEST_RETENTION", "QueueOrder", "QueueSettings", "translate"]
+
+QueueOrder: TypeAlias = Literal["fifo", "lifo"]
+"""Which messages are claimed first: those that were pushed first, or last."""
 
 _LONGEST_VISIBILITY = 43_200.0
 LONGEST_RETENTION = 10_000 * 86_400.0
@@ -36,8 +39,12 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         completed_ttl: seconds for which completed messages are remembered; 300, or the
             `default_ttl` of a `TTLPlugin` without resources in the same database.
         dead_ttl: seconds for which dead letters are kept; for ever by default.
-        dispatch_interval: accepted without effect: a database needs no tickets.
-        ticket_batch_size: accepted without effect, likewise.
+        order: "fifo", the oldest messages first, or "lifo", the newest. Only queues in pages, on
+            S3 and in memory, have another order than "fifo".
+        dispatch_interval: seconds between two tickets of the coordinator on S3, at least; 2.
+            Without effect on a database, which needs no tickets.
+        ticket_batch_size: accepted without effect: a ticket names as many pages as there are, up
+            to 200.
     """
 
     concurrency: int = 3
@@ -49,11 +56,13 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
     grace: float = 30.0
     completed_ttl: float = 300.0
     dead_ttl: float | None = None
-    dispatch_interval: float = 5.0
+    order: QueueOrder = "fifo"
+    dispatch_interval: float = 2.0
     ticket_batch_size: int = 10
 
     def __post_init__(self) -> None:
         check_max_attempts(self.max_attempts)
+        check_choice("order", self.order, get_args(QueueOrder))
         for field in ("concurrency", "ticket_batch_size"):
             check_count(field, getattr(self, field), least=1)
         if self.prefetch is not None:

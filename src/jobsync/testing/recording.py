@@ -20,6 +20,7 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.fleet import QueueFleet
 from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
@@ -213,6 +214,14 @@ class RecordingBackend(QueueBackend):
     async def wait(self, timeout: float) -> None:
         """Wait; return early if there is a new message to claim."""
         await self._inner.wait(timeout)
+
+    def join(self, fleet: QueueFleet | None) -> None:
+        """Use what is known about the other processes of the queue."""
+        self._inner.join(fleet)
+
+    async def coordinate(self) -> None:
+        """Do the coordinator's part."""
+        await self._inner.coordinate()
 
     async def _call(
         self,

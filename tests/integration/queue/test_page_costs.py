@@ -14,6 +14,7 @@ from waiting import until
 from jobsync import Database, QueuePlugin
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.sql import open_backend
+from jobsync.queue.usage import RequestCounts
 
 QUEUE = "default/tasks"
 _read_request = re.compile(rb"([A-Z]+) (\S+) HTTP").match
@@ -132,6 +133,52 @@ async def test_claims_cost_the_same_among_a_million_messages(
         sys.stdout.write(f"\n{pages:,} pages: {dict(counter.counts)}\n")
     few, many = costs
     assert many <= few
+
+
+async def test_the_estimate_of_pages_is_right_at_a_server(
+    counted_url: str, proxy: Proxy, full_scale: bool
+) -> None:
+    """Within a tenth: the requests for pages until they are done."""
+    counter = RequestCounter()
+    proxy.rewrite(counter)
+    pages = 200 if full_scale else 30
+    async with Database(counted_url) as producing, Database(counted_url) as consuming:
+        producer = await producing.use_plugin(QueuePlugin(resource="tasks"))
+        for _ in range(pages):
+            await producer.enqueue_many([{"n": n} for n in range(10)])
+        queue = QueuePlugin(resource="tasks", on_message=lambda _: None)
+        await consuming.use_plugin(queue)
+        await until(lambda: queue.stats()["completed"] == 10 * pages)
+        estimate = queue.estimate_usage(
+            workers=1, messages_per_day=10 * pages, messages_per_page=10, days=1
+        )
+    found = RequestCounts(
+        puts=counter.counts["page PUT"],
+        # Its drop an hour later reads a page once more, and a claim may read whether there is a
+        # pause.
+        gets=counter.counts["page GET"] + 2 * pages,
+    )
+    assert estimate.pages.puts == pytest.approx(found.puts, rel=0.1)
+    assert estimate.pages.gets == pytest.approx(found.gets, rel=0.1)
+    assert estimate.pages.dollars == pytest.approx(found.dollars, rel=0.1)
+
+
+async def test_an_idle_coordinator_sends_at_most_twenty_requests_a_minute(
+    counted_url: str, proxy: Proxy, full_scale: bool
+) -> None:
+    """With default options, counted in two real minutes."""
+    if not full_scale:
+        pytest.skip("at full scale; test_pages_fleet.py counts an hour of simulated time")
+    counter = RequestCounter()
+    proxy.rewrite(counter)
+    async with Database(counted_url) as database:
+        queue = QueuePlugin(resource="tasks", on_message=lambda _: None)
+        await database.use_plugin(queue)
+        await until(lambda: queue.is_coordinator)
+        await asyncio.sleep(20)
+        counter.counts.clear()
+        await asyncio.sleep(120)
+        assert counter.counts.total() <= 2 * 20
 
 
 async def _push_pages(db: Database, pages: int) -> None:

@@ -590,8 +590,7 @@ async def test_the_bell_tells_other_processes_of_new_messages(
     location: PagesQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile an idle worker reads the bell, and neither lists nor reads anything else."""
-    for module in ("backend", "bell"):
-        monkeypatch.setattr(f"jobsync.queue.pages.{module}.READ_INTERVAL", 0.001)
+    monkeypatch.setattr("jobsync.queue.pages.bell.READ_INTERVAL", 0.001)
     _, producer = await open_counting(location)
     counting, worker = await open_counting(location)
     assert await claim(worker) == []
@@ -680,3 +679,22 @@ async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
     assert await backend.forget("completed", older_than=60) == 2
     (left,) = await read_pages(location)
     assert left.value == [1, 2, 3]
+
+
+async def test_a_queue_without_finished_pages_is_not_searched_for_them(
+    location: PagesQueues,
+) -> None:
+    """For an hour: what is done from now on is not old enough before."""
+    store, backend = await open_counting(location)
+    await backend.push(new_messages(1))
+    for _ in range(6):
+        assert await backend.forget("completed", older_than=300) == 0
+        location.clock.ahead += 599
+    assert store.requests["LIST"] == 2
+    await settle_all(backend, await claim(backend))
+    location.clock.ahead += 3601
+    assert await backend.forget("completed", older_than=300) == 0
+    location.clock.ahead += 3601
+    other, _ = await open_counting(location)
+    await other.write([Put("session/latest", {})])
+    assert await backend.forget("completed", older_than=300) == 1

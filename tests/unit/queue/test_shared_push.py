@@ -7,7 +7,7 @@ import pytest
 
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import NewMessage
-from jobsync.queue.sql.shared_push import SharedPush
+from jobsync.queue.shared_push import SharedPush
 
 
 class Database:

@@ -10,7 +10,7 @@ takes pages of its own. Finished messages are remembered for at least an hour.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
@@ -35,11 +35,13 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.fleet import QueueFleet
 from jobsync.queue.pages import changes, contents
-from jobsync.queue.pages.bell import READ_INTERVAL, Bell
+from jobsync.queue.pages.bell import QueueBell
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.claimer import PageClaimer, gather_all
 from jobsync.queue.pages.control import QueueControl
+from jobsync.queue.pages.dispatcher import Dispatcher, DispatcherHost
 from jobsync.queue.pages.finder import PageFinder
 from jobsync.queue.pages.page import (
     DEAD_LANE,
@@ -52,9 +54,10 @@ from jobsync.queue.pages.page import (
 )
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.pages.retention import Retention
-from jobsync.queue.sql.shared_push import SharedPush
+from jobsync.queue.pages.tickets import TicketReader
+from jobsync.queue.settings import QueueOrder
+from jobsync.queue.shared_push import SharedPush
 from jobsync.stores.contract import Store
-from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.scan import check_age, check_limit
 
 __all__ = ["PagesBackend"]
@@ -67,28 +70,53 @@ class PagesBackend(QueueBackend):
         store: where the pages are stored.
         queue: its name.
         components: time, randomness and events.
+        order: which pages are claimed first.
     """
 
     max_push = MAX_MESSAGES
 
-    def __init__(self, store: Store, queue: str, components: Components) -> None:
+    def __init__(
+        self, store: Store, queue: str, components: Components, *, order: QueueOrder = "fifo"
+    ) -> None:
         self.queue = queue
         self.is_billed = store.is_billed
         self.topic = f"queue/{queue}"
         self._clock = components.clock
         self._ids = components.ids
         self._pages = PageStore(store, queue, components)
-        self._finder = PageFinder(self._pages, components, is_billed=store.is_billed)
-        self._bell = Bell.at(store, components) if store.is_billed else None
-        self._number = 0
-        """The number of the last ring that was noticed."""
+        self._tickets = TicketReader(store, queue, components)
+        self._finder = PageFinder(
+            self._pages, self._tickets, components, is_billed=store.is_billed, order=order
+        )
+        self._bell = QueueBell(store, queue, self._finder.plan, components)
         self._control = QueueControl(store, queue, components)
         self._claimer = PageClaimer(
             self._pages, self._finder, self._control, components, self._finish_moves
         )
         self._retention = Retention(store, self._pages, components)
         self._shared_push = SharedPush(self.topic, self._push_page, max_bytes=MAX_PUSH_BYTES // 2)
-        self._notifier = LocalNotifier.at(f"{store.name} pages")
+        host = DispatcherHost(
+            refresh=self._refresh,
+            end_lapsed=self._end_lapsed,
+            ring=self._bell.ring,
+            wait=self._bell.wait,
+        )
+        self._dispatcher = Dispatcher(
+            self._finder, self._tickets, host, components, lambda: self._pages.visibility
+        )
+
+    def join(self, fleet: QueueFleet | None) -> None:
+        """Rely on the coordinator of the queue, and on this machine's clock if it is right."""
+        self._tickets.fleet = self._claimer.fleet = fleet
+
+    async def coordinate(self) -> None:
+        """Look at the pages for all, and publish tickets."""
+        fleet = self._tickets.fleet
+        if fleet is not None:
+            await self._dispatcher.run(fleet)
+
+    async def _refresh(self) -> None:
+        await self._claimer.refresh_if_stale()
 
     async def push(self, new_messages: Sequence[NewMessage]) -> None:
         """Add messages, all or none, in one page."""
@@ -128,13 +156,7 @@ class PagesBackend(QueueBackend):
             # Not even bad luck: the name has 72 random bits.
             raise Unavailable(self.topic, f"the name {place} is in use")
         self._finder.add(place)
-        await self._wake()
-
-    async def _wake(self) -> None:
-        """Wake workers, here and elsewhere: there is something to claim."""
-        self._notifier.wake([self.topic])
-        if self._bell is not None:
-            await self._bell.ring(self.queue)
+        await self._bell.ring()
 
     async def claim(
         self,
@@ -169,7 +191,7 @@ class PagesBackend(QueueBackend):
         places = [place for place in by_page if _is_place(place)]
         answers = await gather_all([self._settle(place, by_page[place]) for place in places])
         if any(each.target == "waiting" and not each.delay for each in settlements):
-            await self._wake()
+            await self._bell.ring()
         accepted = {name for ids in answers for name in ids}
         return [each.receipt.id in accepted for each in settlements]
 
@@ -246,11 +268,25 @@ class PagesBackend(QueueBackend):
             answers = await gather_all([self._end_claims(place, dead, keep) for place in places])
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
+        return await self._report_ended(answers)
+
+    async def _report_ended(self, answers: Iterable[list[EndedClaim]]) -> list[EndedClaim]:
         ended, self._pages.ended = self._pages.ended, []
         ended += [each for found in answers for each in found]
         if ended:
-            await self._wake()
+            await self._bell.ring()
         return ended
+
+    async def _end_lapsed(self) -> list[EndedClaim]:
+        """End the claims of other processes that have lapsed while this one watched."""
+        try:
+            places = self._finder.list_lapsed()
+            answers = await gather_all(
+                [self._end_claims(place, (), (), includes_own=False) for place in places]
+            )
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+        return await self._report_ended(answers)
 
     async def _find_claims(self, sessions: Collection[str]) -> list[str]:
         """Return all pages with claims of these sessions; each that is not in hand is read."""
@@ -266,13 +302,18 @@ class PagesBackend(QueueBackend):
         ]
 
     async def _end_claims(
-        self, place: str, dead: Collection[str], keep: Collection[str]
+        self,
+        place: str,
+        dead: Collection[str],
+        keep: Collection[str],
+        *,
+        includes_own: bool = True,
     ) -> list[EndedClaim]:
         targets = self._pages.build_targets()
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
             age = self._finder.find_age(place)
-            is_over = self._pages.judge(place, page, dead, keep, includes_own=True, age=age)
+            is_over = self._pages.judge(place, page, dead, keep, includes_own=includes_own, age=age)
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []
@@ -323,7 +364,7 @@ class PagesBackend(QueueBackend):
             detail = f"{done:,} messages were queued again before: {error}"
             raise OutcomeUnknown(self.topic, detail) from error
         finally:
-            await self._wake()
+            await self._bell.ring()
         return done
 
     async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
@@ -367,23 +408,12 @@ class PagesBackend(QueueBackend):
     async def resume(self) -> bool:
         """Allow claims again, and wake the workers of this process."""
         was_paused = await self._control.resume()
-        await self._wake()
+        await self._bell.ring()
         return was_paused
 
     async def wait(self, timeout: float) -> None:
         """Return early if there may be something new: listens to this process, and to the bell."""
-        if self._bell is None:
-            await self._notifier.wait(self.topic, timeout)
-            return
-        end = self._clock.mono() + timeout
-        while (left := end - self._clock.mono()) > 0:
-            if await self._notifier.wait(self.topic, min(left, READ_INTERVAL)):
-                return
-            number = await self._bell.listen(self.queue)
-            if number != self._number:
-                self._number = number
-                self._finder.notice()
-                return
+        await self._bell.wait(timeout)
 
 
 def _is_place(place: str) -> bool:

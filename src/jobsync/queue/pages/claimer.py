@@ -11,6 +11,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import ClaimResult, Message, Receipt
+from jobsync.queue.fleet import QueueFleet
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.changes import Claimant, find_outlook
 from jobsync.queue.pages.control import QueueControl
@@ -27,6 +28,8 @@ _MAX_PAGES = 16
 _MAX_MISSES = 3
 """How often a claim that lost its pages to others tries more of them."""
 _SOON = 0.05
+_VETO_CHECK = 5.0
+"""Seconds until a machine whose clock is wrong looks again at what it might claim."""
 _LATEST_WEIGHT = 0.3
 """Weight of the latest page in the average number of messages."""
 
@@ -59,13 +62,34 @@ class PageClaimer:
         self._per_page = float(MAX_MESSAGES)
         """How many messages a claim found in a page, on average."""
         self._next_lapse_check = Mono(float("-inf"))
+        self._lock = asyncio.Lock()
+        self.fleet: QueueFleet | None = None
+        """Says whether this machine's clock may end delays; None where nobody says."""
 
     async def refresh(self) -> None:
-        """List pages, and finish the moves that nobody seems to finish.
+        """Look at the pages, and finish the moves that nobody seems to finish.
 
         Raises:
             Unavailable: the store does not answer.
         """
+        async with self._lock:
+            await self._refresh()
+
+    async def refresh_if_stale(self) -> bool:
+        """Look at the pages if it is time; return whether it was.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        if not self._finder.is_stale():
+            return False
+        async with self._lock:
+            # Somebody else may have looked meanwhile.
+            if self._finder.is_stale():
+                await self._refresh()
+        return True
+
+    async def _refresh(self) -> None:
         await self._finder.refresh()
         for place in self._finder.list_moving():
             await self._finish_moves(place)
@@ -82,9 +106,9 @@ class PageClaimer:
         """
         limit = wanted.limit
         most, is_whole = max(limit, at_most or 0), at_most is not None
-        is_fresh = self._finder.is_stale()
-        if is_fresh:
-            await self.refresh()
+        if self._pages.is_vetoed:
+            await self._check_clock()
+        is_fresh = await self.refresh_if_stale()
         messages: list[Message] = []
         is_paused = False
         misses = 0
@@ -102,6 +126,8 @@ class PageClaimer:
             if is_paused:
                 break
             await self._pages.read(chosen)
+            if self._has_delayed(chosen) and await self._check_clock():
+                continue
             left = limit - len(messages)
             claimants = self._build_claimants(
                 wanted,
@@ -123,6 +149,22 @@ class PageClaimer:
             return msgspec.structs.replace(result, suspects=False)
         return result
 
+    def _has_delayed(self, places: Iterable[str]) -> bool:
+        """Whether there are messages in pages in hand whose delay is over."""
+        now = self._pages.judge_delays()
+        return any(
+            each.due and each.is_claimable(now)
+            for place in places
+            if (opened := self._pages.find_open(place)) is not None
+            for each in opened.page.messages
+        )
+
+    async def _check_clock(self) -> bool:
+        """Whether this machine's clock must not say that a delay is over."""
+        veto = "" if self.fleet is None else await self.fleet.find_clock_veto()
+        self._pages.is_vetoed = bool(veto)
+        return self._pages.is_vetoed
+
     def _count_pages(self, wanted: int) -> int:
         return max(1, min(_MAX_PAGES, math.ceil(wanted / max(1.0, self._per_page))))
 
@@ -141,7 +183,7 @@ class PageClaimer:
         Where pages come whole, only the first of a claim may be split; another that does not fit is
         left for the next claim.
         """
-        now = self._clock.wall().seconds
+        now = self._pages.judge_delays()
         claimants: dict[str, Claimant] = {}
         for place in places:
             opened = self._pages.find_open(place)
@@ -182,7 +224,7 @@ class PageClaimer:
 
     def _claiming(self, claimant: Claimant) -> PageChange[tuple[list[PageMessage], int]]:
         def change(page: QueuePage) -> tuple[QueuePage, tuple[list[PageMessage], int]]:
-            after, found = changes.claim(page, claimant, self._clock.wall().seconds)
+            after, found = changes.claim(page, claimant, self._pages.judge_delays())
             # A page of which somebody else has the most says nothing about the next ones.
             return after, (found, len(page.messages) if found else 0)
 
@@ -197,14 +239,15 @@ class PageClaimer:
             return ClaimResult(messages, False, None, None, True)
         self._next_lapse_check = now + self._pages.visibility / 6
         outlook = self._finder.find_outlook(wanted.tasks)
-        dues = [self._finder.find_next_listing()]
+        dues = [self._finder.plan.find_next_listing()]
         if outlook.due is not None:
-            dues.append(max(_SOON, outlook.due - self._clock.wall().seconds))
+            least = _VETO_CHECK if self._pages.is_vetoed else _SOON
+            dues.append(max(least, outlook.due - self._clock.wall().seconds))
         return ClaimResult(
             messages,
             suspects=not is_paused and outlook.suspects > 0,
             due=min((due for due in dues if due is not None), default=None),
-            lapse=self._finder.find_lapse(),
+            lapse=self._finder.watch_claims(),
             more=is_enough or has_lost,
         )
 

@@ -74,6 +74,8 @@ class PageReader:
         """The sessions that hold claims, with the time when one was last seen."""
         self.newer: dict[str, Record] = {}
         """Pages of newer code."""
+        self.is_vetoed = False
+        """Whether this machine's clock must not say that a delay is over."""
         self._store = store
         self._prefix = f"page/{escape(queue, 'queue')}/"
         self._clock = components.clock
@@ -82,6 +84,10 @@ class PageReader:
         self._sightings: dict[str, Sighting] = {}
         self._unusable: dict[str, str] = {}
         """The versions of pages that cannot be used, by place."""
+
+    def judge_delays(self) -> float:
+        """Return the time of day by which delays are over; under a veto none is."""
+        return 0.0 if self.is_vetoed else self._clock.wall().seconds
 
     async def find_ages(self, pages: Collection[ListedPage]) -> dict[str, Seconds]:
         """Return for how long pages have not changed at least, by the clock of the server.

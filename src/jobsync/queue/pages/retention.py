@@ -39,6 +39,8 @@ class Retention:
         self._clock = components.clock
         self._interval = _INTERVAL if store.is_billed else 0.0
         self._next: dict[MessageState, Mono] = {}
+        self._has_done = True
+        """Whether the last listing has shown pages that are done, or that move."""
 
     async def forget(self, state: MessageState, age: Seconds, limit: int) -> int:
         """Remove messages in a state that were finished so long ago; return how many.
@@ -57,7 +59,10 @@ class Retention:
             else self._purge_dead(state, age, limit)
         )
         if count < limit:
-            self._next[state] = now + self._interval
+            # What is not done yet is not old enough for an hour.
+            is_empty = state == "completed" and not self._has_done
+            wait = BURIAL_AGE if is_empty and self._interval else self._interval
+            self._next[state] = now + wait
         return count
 
     async def _purge_dead(self, state: MessageState, age: Seconds, limit: int) -> int:
@@ -82,10 +87,12 @@ class Retention:
         other = await self._pages.list_all(DEAD_LANE if lane == LIVE_LANE else LIVE_LANE)
         moving = [page.place for page in (*listed, *other) if page.mark is PageMark.MOVING]
         if moving:
+            self._has_done = True
             for place in moving:
                 await self._pages.finish_moves(place)
             return 0
         done = [page for page in listed if page.mark is PageMark.DONE]
+        self._has_done = bool(done)
         return await self._drop_old(done, max(age, BURIAL_AGE), limit)
 
     async def _drop_old(self, done: list[ListedPage], age: Seconds, limit: int) -> int:

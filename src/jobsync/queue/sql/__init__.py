@@ -19,6 +19,7 @@ from jobsync.core.keys import escape, unescape
 from jobsync.core.messages import MessageState
 from jobsync.errors import Invalid
 from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent, QueuePart
+from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
 from jobsync.stores.corruption_log import CorruptionLog
@@ -43,8 +44,17 @@ MessageGroup: TypeAlias = tuple[str, MessageState, str, int, float]
 """Queue, state, session, number of messages, and when the first of them was pushed."""
 
 
-def open_backend(store: Store, queue: str, components: Components) -> QueueBackend:
-    """Return the backend of a queue in a store."""
+def open_backend(
+    store: Store, queue: str, components: Components, *, order: QueueOrder = "fifo"
+) -> QueueBackend:
+    """Return the backend of a queue in a store.
+
+    Raises:
+        Invalid: the store does not have this order.
+    """
+    if store.sql is not None and order != "fifo":
+        problem = "is not possible on a database: its claims take the oldest rows"
+        raise Invalid("order", order, problem, 'use "fifo", or a queue on S3')
     match store.sql:
         case SqliteAccess() as access:
             from jobsync.queue.sql.sqlite import SqliteBackend  # noqa: PLC0415 - imports this module
@@ -57,7 +67,7 @@ def open_backend(store: Store, queue: str, components: Components) -> QueueBacke
         case _:
             from jobsync.queue.pages.backend import PagesBackend  # noqa: PLC0415 - imports this
 
-            return PagesBackend(store, queue, components)
+            return PagesBackend(store, queue, components, order=order)
 
 
 def open_directory(store: Store, components: Components) -> "QueueDirectory":

@@ -44,8 +44,8 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
-from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
 from jobsync.stores.scan import check_age, check_limit
