@@ -272,7 +272,8 @@ class PagesBackend(QueueBackend):
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
             age = self._finder.find_age(place)
-            is_over = self._pages.judge(place, page, dead, keep, includes_own=True, age=age)
+            # Whoever asks about the dead does not say which claims of this process are in use.
+            is_over = self._pages.judge(place, page, dead, keep, includes_own=not dead, age=age)
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []
@@ -327,11 +328,10 @@ class PagesBackend(QueueBackend):
         return done
 
     async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
-        now = self._clock.wall().seconds
-        target = self._pages.name_new(LIVE_LANE, now)
+        target = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
 
         def change(page: QueuePage) -> tuple[QueuePage, int]:
-            return changes.begin_redrive(page, ids, limit, now, target)
+            return changes.begin_redrive(page, ids, limit, target)
 
         count = await self._pages.apply(place, change) or 0
         await self._after_change(place)

@@ -293,7 +293,9 @@ class PageFinder:
             return _EXHAUSTED if is_used_up and wanted.tasks is None else ""
         if self._pages.is_unusable(place, listed.version):
             return _EXHAUSTED
-        return listed.version if _may_have(listed.mark, suspects=wanted.suspects) else ""
+        is_due = listed.mark is PageMark.WAITING and listed.due <= now and not wanted.suspects
+        has_any = is_due or _may_have(listed.mark, suspects=wanted.suspects)
+        return listed.version if has_any else ""
 
     def find_outlook(self, tasks: frozenset[str] | None) -> Outlook:
         """Return what there is to claim in all known pages, now and later."""
@@ -330,6 +332,8 @@ class PageFinder:
     def find_lapse(self) -> Seconds | None:
         """Return the seconds until a claim lapses, or its page must be looked at; None without."""
         period = self._pages.visibility / 3
+        # Counted from the last look: after a longer gap claims are counted again from the start.
+        look = max(_SOON, period - (self._clock.mono() - self._listed))
         lapses: list[Seconds] = [0.0] if self._pages.ended else []
         for place, (listed, _) in self._known.items():
             opened = self._find_open(place)
@@ -339,9 +343,9 @@ class PageFinder:
                     is_local = all(
                         each.session in self._pages.sessions for each in opened.page.claims
                     )
-                    lapses.append(lapse if is_local else min(lapse, period))
+                    lapses.append(lapse if is_local else min(lapse, look))
             elif listed.mark in _HELD:
-                lapses.append(max(_SOON, period - self._pages.find_still(place)))
+                lapses.append(max(look, period - self._pages.find_still(place)))
         return min(lapses, default=None)
 
     def list_lapsed(self) -> list[str]:
