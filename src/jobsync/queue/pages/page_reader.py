@@ -82,6 +82,8 @@ class PageReader:
         self._log = CorruptionLog(self.topic, components.events)
         self._open: OrderedDict[str, OpenPage] = OrderedDict()
         self._sightings: dict[str, Sighting] = {}
+        self._damaged: set[str] = set()
+        """Pages that could not be decoded when they were last read."""
         self._unusable: dict[str, str] = {}
         """The versions of pages that cannot be used, by place."""
 
@@ -223,6 +225,7 @@ class PageReader:
         def report(corrupt: Corrupt) -> None:
             self._log.report(corrupt)
             place = corrupt.key.removeprefix(self._prefix)
+            self._damaged.add(place)
             if place in self._sightings:
                 self._unusable[place] = self._sightings[place].version
 
@@ -231,6 +234,7 @@ class PageReader:
     def _admit(self, place: str, record: Record | None, sent: Mono) -> OpenPage | None:
         """Keep a record that was read; None if it is not a page that this code understands."""
         self.newer.pop(place, None)
+        self._damaged.discard(place)
         if record is None or record.deleted:
             self.forget(place)
             return None
@@ -264,5 +268,6 @@ class PageReader:
     def forget(self, place: str) -> None:
         """Forget a page that is done or gone."""
         self._open.pop(place, None)
+        self._damaged.discard(place)
         self._sightings.pop(place, None)
         self._unusable.pop(place, None)

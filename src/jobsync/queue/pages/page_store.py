@@ -125,7 +125,7 @@ class PageStore(PageReader):
             case Unknown(reason):
                 # The trail of a page that was written often does not reach back to its birth.
                 try:
-                    found = (await self.read({place: None})).get(place)
+                    found = await self._read_current(place)
                 except (Misconfigured, Unavailable) as error:
                     raise OutcomeUnknown(self.topic, reason) from error
                 if found is not None and found.page.birth == page.birth:
@@ -178,7 +178,7 @@ class PageStore(PageReader):
         for attempt in range(_MAX_CONFLICTS):
             await self._pause(attempt)
             if opened is None:
-                opened = (await self.read({place: None})).get(place)
+                opened = await self._read_current(place)
                 is_current = True
             if opened is None:
                 _finish(batch, [None] * len(batch))
@@ -204,6 +204,15 @@ class PageStore(PageReader):
                 case Unknown(reason):
                     raise OutcomeUnknown(self.topic, reason)
         raise Unavailable(self.topic, "others change the same messages all the time")
+
+    async def _read_current(self, place: str) -> OpenPage | None:
+        """Read a page as it is now; again if it is damaged, perhaps only on its way here."""
+        for attempt in range(_MAX_CONFLICTS):
+            await self._pause(attempt)
+            opened = (await self.read({place: None})).get(place)
+            if opened is not None or place not in self._damaged:
+                return opened
+        return None
 
     async def _pause(self, attempt: int) -> None:
         if attempt > 1:
@@ -281,7 +290,7 @@ class PageStore(PageReader):
         """
         opened = self.find_open(place)
         if opened is None or not opened.page.targets:
-            opened = (await self.read({place: None})).get(place)
+            opened = await self._read_current(place)
         if opened is None:
             return []
         targets = opened.page.targets
