@@ -2,7 +2,7 @@
 
 A caller that dies while it waits receives no reply, and none is recorded. A request of a queue
 backend is in the history before it is sent, and every row that a transaction changes refers to it;
-see `rows`.
+see `rows`. So does every write of a record that it makes; see `pages`.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -59,8 +59,15 @@ class RecordingStore(StoreDecorator):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes, and record the outcome of each."""
-        since = len(self._world.history)
         changes = assign_nonces(changes, self._ids)
+        call = CURRENT_CALL.get()
+        if call is not None:
+            wall = self._node.clock.wall().seconds
+            nonces = [change.nonce for change in changes]
+            self._world.note(
+                self._node.name, "write", request=call.position, nonces=nonces, wall=wall
+            )
+        since = len(self._world.history)
         try:
             outcomes = await self.inner.write(changes)
         except _NOTHING_WRITTEN:
@@ -130,7 +137,7 @@ class RecordingBackend(QueueBackend):
                 at_most=at_most,
             ),
             lambda claimed: [_describe(each.receipt) for each in claimed.messages],
-            limit=limit,
+            limit=max(limit, at_most or 0),
             session=session,
             visibility=visibility,
             suspects=suspects,
@@ -237,4 +244,5 @@ class RecordingBackend(QueueBackend):
 
 
 def _describe(receipt: Receipt) -> list[Any]:
-    return [receipt.id, receipt.claim, receipt.deliveries]
+    # Without the page of the claim, which no row has.
+    return [receipt.id, receipt.claim.partition("@")[0], receipt.deliveries]
