@@ -36,6 +36,7 @@ from jobsync.testing import (
     Occurrence,
     PagedStore,
     Violation,
+    Weather,
     World,
     mend,
     require,
@@ -44,7 +45,7 @@ from jobsync.testing import (
 from jobsync.testing.invariants import fail
 from jobsync.testing.strikes import STRIKES
 
-__all__ = ["STORIES", "STORMS"]
+__all__ = ["OWN_STORIES", "STORIES", "STORMS"]
 
 _SKEW = 30.0
 _MOVED = 30.0
@@ -112,11 +113,12 @@ async def watched_apart(world: World) -> None:
 @on_pages
 async def killed_while_moving(world: World) -> None:
     """A process dies as it moves a dead letter: others finish it before anything is dropped."""
-    fleet = start_fleet(world)
+    fleet = start_fleet(world, 2)
     struck = _strike_first_move(world, fleet.kill)
     messages = [fleet.build_message("fail", 0.1, 99), fleet.build_message("quick", 0.1)]
     await send(fleet, *[Batch([message], 1.0, max_attempts=1) for message in messages])
     await until(lambda: bool(struck), "a move begins", 2 * MINUTE, interval=CHECK_INTERVAL)
+    world.nodes["producer"].kill()
     await _expect_moved(fleet, _MOVED + AFTER_LAPSE)
     await fleet.wait_until_drained(MINUTE)
     fleet.expect_drained()
@@ -149,17 +151,51 @@ async def dropped_while_moving(world: World) -> None:
 @on_pages
 async def sleeps_while_moving(world: World) -> None:
     """A process sleeps for hours in the middle of a move: it does not bring a dropped page back."""
-    fleet = start_fleet(world)
+    fleet = start_fleet(world, 2)
     struck = _strike_first_move(world, Node.pause)
     await send(fleet, Batch([fleet.build_message("snooze", 90.0, 1)]))
+    world.nodes["producer"].kill()
     await until(lambda: bool(struck), "a move begins", 2 * MINUTE, interval=CHECK_INTERVAL)
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
     await asyncio.sleep(2 * HOUR)
     require(fleet.count_states() == {"gone": 1}, "Q24", f"there are {fleet.count_states()}")
-    mend(world)
+    struck[0].resume()
     await asyncio.sleep(5 * MINUTE)
     require(fleet.count_states() == {"gone": 1}, "P1", f"there are {fleet.count_states()}")
+
+
+@on_pages
+async def denied_while_moving(world: World) -> None:
+    """Access is denied in the middle of a move: what was settled is not reported as refused."""
+    fleet = start_fleet(world, 2)
+
+    def deny(node: Node) -> None:
+        world.start(strikes.forbid([node], 2.0))
+
+    struck = _strike_first_move(world, deny)
+    await send(fleet, Batch([fleet.build_message("fail", 0.1, 99)], max_attempts=1))
+    await until(lambda: bool(struck), "a move begins", 2 * MINUTE, interval=CHECK_INTERVAL)
+    # Its process fails, and nobody else knows of the move before the next listing.
+    await _expect_moved(fleet, _MOVED + AFTER_LAPSE + fleet.unannounced)
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+@on_pages
+async def arrives_damaged(world: World) -> None:
+    """Every third page arrives damaged, and is intact in the store: no receipt is called stale."""
+    fleet = start_fleet(world, prefetch=0)
+    # Three workers share one page, so each reads what the others have written.
+    await send(fleet, Batch([fleet.build_message("nudge", 0.7, 4) for _ in range(30)]))
+    for node in world.nodes.values():
+        for link in node.links:
+            link.weather = Weather(corrupt=0.4)
+    await asyncio.sleep(MINUTE)
+    mend(world)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
 
 
 @on_pages
@@ -392,6 +428,12 @@ async def stormy_with_suspends(world: World) -> None:
     await run_stormy_hours(world, kinds, trusts_clocks=False, hours=_STORM_HOURS)
 
 
+@on_pages
+async def short_storm(world: World) -> None:
+    """A storm of a few minutes, in which no page becomes old."""
+    await run_stormy_hours(world, _STRIKES, trusts_clocks=True, hours=0.5)
+
+
 def __getattr__(name: str) -> Story:
     """Return a story by its name, so that it can be replayed."""
     for story in STORIES:
@@ -400,11 +442,13 @@ def __getattr__(name: str) -> Story:
     raise AttributeError(name)
 
 
-_OWN = (
+OWN_STORIES = (
     watched_apart,
     killed_while_moving,
     dropped_while_moving,
     sleeps_while_moving,
+    denied_while_moving,
+    arrives_damaged,
     outage,
     drains_in_vain,
     in_doubt,
@@ -419,12 +463,12 @@ _ONLY_DATABASES = (
     queue_stories.rebooted,
     queue_stories.power_fails,
 )
-_own_names = {story.__name__ for story in _OWN}
+_own_names = {story.__name__ for story in OWN_STORIES}
 _SHARED = [
     story
     for story in queue_stories.STORIES
     if story not in _ONLY_DATABASES and story.__name__ not in _own_names
 ]
 
-STORIES = (*map(on_pages, _SHARED), *_OWN)
+STORIES = (*map(on_pages, _SHARED), *OWN_STORIES)
 STORMS = (stormy, stormy_with_suspends)

@@ -166,11 +166,22 @@ class PagesBackend(QueueBackend):
         for each in settlements:
             claim, _, place = each.receipt.claim.partition("@")
             by_page[place].append((each, claim))
-        places = [place for place in by_page if _is_place(place)]
-        answers = await gather_all([self._settle(place, by_page[place]) for place in places])
+        accepted: set[str] = set()
+        is_any_settled = False
+
+        async def settle(place: str) -> None:
+            nonlocal is_any_settled
+            accepted.update(await self._settle(place, by_page[place]))
+            is_any_settled = True
+
+        try:
+            await gather_all([settle(place) for place in by_page if _is_place(place)])
+        except (Misconfigured, Unavailable) as error:
+            if is_any_settled:
+                raise OutcomeUnknown(self.topic, str(error)) from error
+            raise
         if any(each.target == "waiting" and not each.delay for each in settlements):
             await self._wake()
-        accepted = {name for ids in answers for name in ids}
         return [each.receipt.id in accepted for each in settlements]
 
     async def _settle(self, place: str, batch: Sequence[tuple[Settlement, str]]) -> set[str]:
@@ -202,7 +213,7 @@ class PagesBackend(QueueBackend):
         try:
             for target in await self._pages.finish_moves(place):
                 self._finder.add(target)
-        except (OutcomeUnknown, Unavailable):
+        except (Misconfigured, OutcomeUnknown, Unavailable):
             return
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:

@@ -107,7 +107,9 @@ class PageFinder:
             return
         known = self._known.get(place)
         due = known.listed.due if known is not None else 0.0
-        listed = ListedPage(place, opened.record.version, PageMark.READY, due, None)
+        # A move that could not be finished is looked at again soon.
+        mark = PageMark.MOVING if opened.page.targets else PageMark.READY
+        listed = ListedPage(place, opened.record.version, mark, due, None)
         self._known[place] = _Known(listed, self._clock.mono())
         self._insert(place)
 
