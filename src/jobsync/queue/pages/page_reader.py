@@ -180,7 +180,7 @@ class PageReader:
     def find_still(self, place: str) -> Seconds:
         """Return for how long a page has been seen without a change."""
         seen = self._sightings.get(place)
-        return 0.0 if seen is None else self._clock.mono() - seen.since
+        return 0.0 if seen is None else self._clock.mono() - seen.first
 
     def find_lapse(self, place: str, page: QueuePage) -> Seconds | None:
         """Return the seconds until a claim of a page lapses; None if it has none."""

@@ -36,8 +36,10 @@ class Sighting(msgspec.Struct, frozen=True, gc=False):
     """What an observer has seen of one page."""
 
     version: str
-    since: Mono
+    first: Mono
     """When this version was first seen."""
+    since: Mono
+    """Likewise, or when the latest count began."""
     looked: Mono
     """When it was last seen."""
     renewals: tuple[_SeenRenewal, ...] | None = None
@@ -61,23 +63,24 @@ def look(
         own: the sessions of the observer's process, whose claims are counted on.
     """
     if seen is None:
-        return Sighting(version, now, now)
+        return Sighting(version, now, now, now)
     if now - seen.looked > longest_gap:
         return _restart(seen, version, now, own)
     if seen.version == version:
         return msgspec.structs.replace(seen, looked=now)
     # What was seen of the earlier version counts for the claims that are still in this one.
-    return Sighting(version, now, now, seen.renewals)
+    return Sighting(version, now, now, now, seen.renewals)
 
 
 def _restart(seen: Sighting, version: str, now: Mono, own: Collection[str]) -> Sighting:
+    first = seen.first if seen.version == version else now
     if seen.renewals is None:
-        return Sighting(version, now, now)
+        return Sighting(version, first, now, now)
     again = tuple(
         each if each.session in own else msgspec.structs.replace(each, since=now)
         for each in seen.renewals
     )
-    return Sighting(version, now, now, again)
+    return Sighting(version, first, now, now, again)
 
 
 def look_inside(seen: Sighting, page: QueuePage) -> Sighting:
