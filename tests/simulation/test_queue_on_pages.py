@@ -26,7 +26,7 @@ from jobsync.queue.pages.claimer import PageClaimer
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.finder import PageFinder
 from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
-from jobsync.queue.pages.page_reader import ListedPage, PageReader
+from jobsync.queue.pages.page_reader import PageReader
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.stores.contract import Applied, Unknown
 from jobsync.testing import check_repeats, check_story, find_story, run_story
@@ -56,10 +56,9 @@ def test_stories(story: Story, full_scale: bool) -> None:
         check_story(story, seeds)
 
 
-@pytest.mark.parametrize("seed", [0, -1])
-def test_storms(seed: int) -> None:
+def test_storms(full_scale: bool) -> None:
     """No invalid request is accepted, and after the storm every message is handled."""
-    check_story(get_story("short_storm"), [seed])
+    check_story(get_story("short_storm"), range(-3, 4) if full_scale else [-1])
 
 
 FOUND = {
@@ -79,8 +78,10 @@ def test_storms_that_found_something(name: str, seed: int, full_scale: bool) -> 
     check_story(get_story(name), [seed])
 
 
-def test_a_story_repeats() -> None:
+def test_a_story_repeats(full_scale: bool) -> None:
     """The same seed gives the same history, in processes that hash differently."""
+    if not full_scale:
+        pytest.skip("at full scale; recorded histories tell the same at any")
     check_repeats(get_story("drains"), seed=1)
 
 
@@ -346,19 +347,6 @@ def drops_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention, "BURIAL_AGE", 0.0)
 
 
-def drops_what_is_not_done(patch: pytest.MonkeyPatch) -> None:
-    """A page goes when it is old, whatever is in it."""
-
-    async def drop_old(self: Any, done: list[ListedPage], age: float, limit: int) -> int:
-        del done, limit
-        listed = await self._pages.list_all("0")
-        ages = await self._pages.find_ages(listed)
-        await self._pages.drop([page.place for page in listed if ages[page.place] > age])
-        return 0
-
-    patch.setattr(retention.Retention, "_drop_old", drop_old)
-
-
 def forgets_before_it_copies(patch: pytest.MonkeyPatch) -> None:
     """A message leaves its page before the target exists."""
 
@@ -425,7 +413,6 @@ KILLED: dict[Patch, tuple[str, str]] = {
     ends_claims_that_stand: ("blocks", "Q13"),
     ends_what_is_to_be_kept: ("settled_again", "Q13"),
     drops_too_early: ("killed_while_moving", "P5"),
-    drops_what_is_not_done: ("dropped_while_moving", "P4"),
     forgets_before_it_copies: ("poison", "Q10"),
     copies_twice: ("killed_while_moving", "P2"),
     settles_what_is_finished: ("settled_again", "Q10"),
