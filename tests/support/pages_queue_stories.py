@@ -217,7 +217,6 @@ async def drains_in_vain(world: World) -> None:
     """Every process lives too short to watch a claim: after an hour it is ended all the same."""
     fleet = QueueFleet(world)
     await send(fleet, Batch([fleet.build_message("long", 60.0), fleet.build_message("quick", 0.1)]))
-    await asyncio.sleep(1)
     world.nodes["producer"].kill()
     for seconds in (10.0, HOUR + MINUTE, 0.0):
         node = fleet.add_worker("a", is_idle=True)
@@ -226,10 +225,10 @@ async def drains_in_vain(world: World) -> None:
         assert queue is not None
         draining = node.run(queue.drain())
         await asyncio.wait([draining], timeout=20.0 if seconds else 3 * MINUTE)
+        await asyncio.sleep(1)
         if seconds:
-            await asyncio.sleep(1)
             node.kill()
-            await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)
     require(fleet.backlog == 0, "QL3", f"{fleet.backlog} messages left after an hour")
     fleet.expect_drained()
 
