@@ -213,27 +213,6 @@ async def outage(world: World) -> None:
 
 
 @on_pages
-async def drains_in_vain(world: World) -> None:
-    """Every process lives too short to watch a claim: after an hour it is ended all the same."""
-    fleet = QueueFleet(world)
-    await send(fleet, Batch([fleet.build_message("long", 60.0), fleet.build_message("quick", 0.1)]))
-    world.nodes["producer"].kill()
-    for seconds in (10.0, HOUR + MINUTE, 0.0):
-        node = fleet.add_worker("a", is_idle=True)
-        await asyncio.sleep(BEAT)
-        queue = fleet.find_process("a").queue
-        assert queue is not None
-        draining = node.run(queue.drain())
-        await asyncio.wait([draining], timeout=20.0 if seconds else 3 * MINUTE)
-        await asyncio.sleep(1)
-        if seconds:
-            node.kill()
-        await asyncio.sleep(seconds)
-    require(fleet.backlog == 0, "QL3", f"{fleet.backlog} messages left after an hour")
-    fleet.expect_drained()
-
-
-@on_pages
 async def in_doubt(world: World) -> None:
     """The reply to a push gets lost, and its page is written often: its producer learns it."""
     fleet = start_fleet(world, 1, prefetch=0, concurrency=1)
@@ -452,7 +431,6 @@ OWN_STORIES = (
     denied_while_moving,
     arrives_damaged,
     outage,
-    drains_in_vain,
     in_doubt,
     settled_late,
     damaged,

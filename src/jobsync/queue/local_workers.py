@@ -192,10 +192,6 @@ class LocalWorkers:
             worker = self._build(quota=quota, until_empty=True)
             left = None if deadline is None else deadline - (clock.mono() - start)
             return finished + await self._run_for(worker, left)
-        except GeneratorExit:
-            # This coroutine is closed: nothing can be started.
-            background = None
-            raise
         finally:
             if background is not None and self._plugin.is_running:
                 self.start()

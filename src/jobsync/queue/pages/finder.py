@@ -71,6 +71,8 @@ class _Memo(NamedTuple):
     version: str
     tasks: frozenset[str] | None
     outlook: Outlook
+    at: float
+    """The time of day for which it holds: it does not if the clock was set back since."""
 
 
 class PageFinder:
@@ -325,10 +327,10 @@ class PageFinder:
         version = opened.record.version
         if memo is not None and (memo.version, memo.tasks) == (version, tasks):
             due = memo.outlook.due
-            if due is None or due > now:
+            if memo.at <= now and (due is None or due > now):
                 return memo.outlook
         outlook = find_outlook(opened.page, now, tasks)
-        self._memos[place] = _Memo(version, tasks, outlook)
+        self._memos[place] = _Memo(version, tasks, outlook, now)
         return outlook
 
     def find_lapse(self) -> Seconds | None:
