@@ -3,6 +3,7 @@
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
 python tests/simulation/simulate.py queue-postgres --hours 80 likewise, on PostgreSQL
+python tests/simulation/simulate.py queue-pages --hours 150   likewise, on an object store
 python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
 python tests/simulation/simulate.py records --hours 300       records that expire (make prove-ttl)
 python tests/simulation/simulate.py queue --seed 123          one world, again
@@ -21,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import postgres_queue_stories  # noqa: E402 - found by the line above
+import pages_queue_stories  # noqa: E402 - found by the line above
+import postgres_queue_stories  # noqa: E402 - likewise
 import proofs  # noqa: E402 - likewise
 import queue_stories  # noqa: E402 - likewise
 import record_stories  # noqa: E402 - likewise
@@ -69,6 +71,13 @@ def run_postgres_queue_world(seed: int) -> Report:
     return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
 
 
+def run_pages_queue_world(seed: int) -> Report:
+    """Run the same with the messages in pages, on a store that bills requests."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = pages_queue_stories.STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
 def run_schedule_world(seed: int) -> Report:
     """Run schedulers through a storm and check the jobs."""
     logging.disable(logging.CRITICAL)
@@ -95,6 +104,7 @@ RUNNERS: dict[str, WorldRunner] = {
     "elections": run_election_world,
     "queue": run_queue_world,
     "queue-postgres": run_postgres_queue_world,
+    "queue-pages": run_pages_queue_world,
     "schedule": run_schedule_world,
     "records": run_record_world,
 }

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import job_stories
+import pages_queue_stories
 import pytest
 import queue_stories
 import record_stories
@@ -38,6 +39,8 @@ SLOW = {
     "scenarios.a_slow_clock_cut_off",
     "scenarios.short_outages",
     "scenarios.slow_checks",
+    "pages.stormy",
+    "pages.stormy_with_suspends",
     "queue.stormy_with_suspends",
     "records.stormy",
     "records.stormy_with_suspends",
@@ -49,6 +52,7 @@ SLOW = {
 
 ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
+    *(f"pages.{story.__name__}" for story in pages_queue_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
     *(f"records.{story.__name__}" for story in record_stories.STORIES),
     *(f"schedule.{story.__name__}" for story in schedule_stories.STORIES),

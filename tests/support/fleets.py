@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from jobsync import Unavailable
-from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import LoopHost, Main, SameLoop
@@ -20,7 +19,6 @@ from jobsync.events import Event
 from jobsync.stores.contract import (
     Applied,
     Change,
-    Head,
     Outcome,
     Put,
     Record,
@@ -30,6 +28,7 @@ from jobsync.stores.contract import (
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
+from jobsync.testing.billed import BilledStore
 from jobsync.testing.invariants import (
     Violation,
     check_commits,
@@ -71,44 +70,6 @@ SINGLETON = "single/ledger"
 
 HookFactory: TypeAlias = Callable[["Worker", str], Hooks]
 """Builds the hooks of a worker for a kind of work."""
-
-
-class BilledStore(MemoryStore):
-    """A store that behaves like a bucket: it has no clock to ask and sends no notifications.
-
-    A listing tells when each record was written, in whole seconds of the server's clock.
-    """
-
-    is_billed = True
-
-    def __init__(self, name: str = "", components: Components | None = None) -> None:
-        super().__init__(name, components)
-        self._written_at: dict[str, float] = {}
-
-    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Apply changes, and remember when."""
-        outcomes = await super().write(changes)
-        now = float(int(self._clock.wall().seconds))
-        for outcome in outcomes:
-            if isinstance(outcome, Applied):
-                self._written_at[outcome.record.key] = now
-        return outcomes
-
-    async def heads(
-        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
-    ) -> list[Head]:
-        """List keys, versions and times."""
-        return [
-            Head(head.key, head.version, self._written_at[head.key])
-            for head in await super().heads(prefix, after=after, until=until, limit=limit)
-        ]
-
-    async def age(self, record: Record) -> float | None:
-        """Return None, as a store without a clock does."""
-        return await Store.age(self, record)
-
-    async def now(self) -> None:
-        """Return None, as a store without a clock does."""
 
 
 class SeparateNode(SameLoop):

@@ -16,7 +16,7 @@ from queue_fleet import BEAT, OPEN_STORE, Batch
 from queue_stories import MINUTE, Story, start_fleet
 
 from jobsync import OutcomeUnknown
-from jobsync.testing import World
+from jobsync.testing import RowStore, World
 from jobsync.testing.invariants import fail
 
 __all__ = ["STORIES", "STORMS"]
@@ -46,6 +46,7 @@ def on_postgres(story: Story) -> Story:
 async def commits_late(world: World) -> None:
     """Messages appear below and before others when their transaction ends: claims find them."""
     fleet = start_fleet(world)
+    assert isinstance(fleet.store, RowStore)
     rows = fleet.store.rows
     assert isinstance(rows, PostgresRows)
 

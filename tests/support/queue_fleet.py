@@ -31,6 +31,7 @@ from jobsync.queue.events import (
 )
 from jobsync.testing import (
     NodeDatabase,
+    PagedStore,
     RecordingQueue,
     RowStore,
     check_answers,
@@ -56,8 +57,10 @@ BEAT, TIMEOUT = 5.0, 15.0
 FOR_EVER = 1e9
 LETTERS, PARCELS = "letters", "parcels"
 """The resources with queues. Most fleets have only the first one."""
-OPEN_STORE: ContextVar[Callable[[World], RowStore]] = ContextVar("OPEN_STORE", default=RowStore)
-"""Opens the store of a fleet. `postgres_rows` has another one."""
+OPEN_STORE: ContextVar[Callable[[World], RowStore | PagedStore]] = ContextVar(
+    "OPEN_STORE", default=RowStore
+)
+"""Opens the store of a fleet. `postgres_rows` and `pages_queue_stories` have others."""
 STOP_TIME = 2.0
 """Seconds after the grace period in which a process must have stopped."""
 _FASTEST = 1.05
@@ -327,7 +330,7 @@ async def _cancel_current_task() -> None:
 class _WatchedDatabase(NodeDatabase):
     """A database that records when it is disconnected, and checks how long that takes."""
 
-    def __init__(self, process: QueueProcess, store: RowStore) -> None:
+    def __init__(self, process: QueueProcess, store: RowStore | PagedStore) -> None:
         super().__init__(process.node, store)
         self._process = process
 
@@ -348,6 +351,7 @@ class _StubbornPlugin(Plugin):
         await self._process.sleep_stubbornly(FOR_EVER)
 
 
+_UNANNOUNCED = 300.0 * _FASTEST
 _KEPT = {"completed_ttl": 300.0}
 """How long finished messages are kept by default."""
 _LIVE = ("ready", "waiting", "claimed")
@@ -419,6 +423,8 @@ class QueueFleet:
         self.resources = resources
         self.world = world
         self.store = OPEN_STORE.get()(world)
+        self.unannounced = _UNANNOUNCED if self.store.is_billed else 0.0
+        """Seconds within which messages are found whose producer could not announce them."""
         self.processes: list[QueueProcess] = []
         self.started: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
@@ -454,6 +460,16 @@ class QueueFleet:
         world.expect(check_messages, check_answers)
         world.watch(self._watch)
 
+    def find_orphan_bound(self, after_death: float) -> float:
+        """Return the seconds within which the claims of a session that has ended are ended.
+
+        Args:
+            after_death: the bound where anybody can ask who has claims. On an object store others
+                may have to watch them, for as long as they hold, from the next listing on.
+        """
+        visibility = float(self._options.get("visibility_timeout", 30.0))
+        return after_death + (1.5 * _FASTEST * visibility if self.store.is_billed else 0.0)
+
     def distrust_clocks(self) -> None:
         """Count only what the database accepts from now on, as after a suspend."""
         self._trusts_clocks = False
@@ -475,7 +491,8 @@ class QueueFleet:
 
     def damage(self, name: str, payload: str) -> None:
         """Overwrite a payload behind the library's back."""
-        self.store.rows.damage(name, payload)
+        assert isinstance(self.store, RowStore)
+        self.store.damage(name, payload)
 
     def kill(self, node: Node) -> None:
         """Kill a process, as its handler may do; it is started again after a while."""
@@ -692,7 +709,7 @@ class QueueFleet:
         field = "completed_ttl" if before["state"] == "completed" else "dead_ttl"
         least = self._options.get(field, _KEPT.get(field, FOR_EVER))
         # By the database's clock, which may have been set. `due` is the end of a finished message.
-        age = done.details["now"]["wall"] - before["due"]
+        age = done.details.get("age", done.details["now"]["wall"] - before["due"])
         if call == "forget" and age < least:
             found = f"{done.details['id']}: {before['state']}, removed after {age:.1f} s"
             yield Violation("Q24", found)

@@ -13,7 +13,7 @@ from typing import Any
 from queue_fleet import BEAT, LETTERS, PARCELS, TIMEOUT, Batch, QueueFleet, QueueProcess
 from waiting import until
 
-from jobsync import OutcomeUnknown
+from jobsync import OutcomeUnknown, Unavailable
 from jobsync.core.clock import Clock
 from jobsync.testing import (
     NodeClock,
@@ -150,7 +150,7 @@ async def batches(world: World) -> None:
         await asyncio.sleep(world.dice.uniform(0, 10))
         await strikes.forbid([producer], world.dice.uniform(0, 2))
     mend(world)
-    await fleet.wait_until_drained(MINUTE)
+    await fleet.wait_until_drained(MINUTE + fleet.unannounced)
     fleet.expect_drained()
     fleet.expect_handled_once()
 
@@ -258,10 +258,16 @@ async def drains(world: World) -> None:
     fleet.expect_drained()
 
 
-async def settled_late(world: World) -> None:
-    """A process is cut off as its handlers end: its settlements arrive while others handle them."""
+async def run_settled_late(world: World, seconds: float, times: int) -> None:
+    """A process is cut off as its handlers end: its settlements arrive while others handle them.
+
+    Args:
+        world: the simulated world.
+        seconds: how long the first handlers take.
+        times: how many times as long later ones take.
+    """
     fleet = start_fleet(world, prefetch=0)
-    await send(fleet, Batch([fleet.build_message("creep", 5.0, 16) for _ in range(6)]))
+    await send(fleet, Batch([fleet.build_message("creep", seconds, times) for _ in range(6)]))
     await until(
         lambda: len(fleet.handled_now) == 6, "handlers start", MINUTE, interval=CHECK_INTERVAL
     )
@@ -276,6 +282,11 @@ async def settled_late(world: World) -> None:
     require(
         in_flight == fleet.lapsed.keys(), "Q13", f"{fleet.lapsed} lapsed, {in_flight} were cut off"
     )
+
+
+async def settled_late(world: World) -> None:
+    """A process is cut off as its handlers end: its settlements arrive while others handle them."""
+    await run_settled_late(world, 5.0, 16)
 
 
 async def settled_again(world: World) -> None:
@@ -322,9 +333,9 @@ async def power_off(world: World) -> None:
     for node in list(world.nodes.values()):
         node.kill()
     await asyncio.sleep(world.dice.uniform(0, MINUTE))
-    clock = fleet.store.rows.clock
+    clock = fleet.store.clock
     assert isinstance(clock, NodeClock)
-    fleet.store.rows.clock = clock.reboot()
+    fleet.store.clock = clock.reboot()
     mend(world)
     await fleet.wait_until_drained(10 * MINUTE)
     fleet.expect_drained()
@@ -399,7 +410,8 @@ async def run_stops(
     lapsed = [name for name in fleet.lapsed if fleet.get_kind(name) not in left]
     require(not lapsed, "Q18", f"claims of workers that stopped lapsed: {lapsed}")
     fleet.expect_no_attempt_lost(but=left)
-    world.violations += check_orphans(world.history, since=stopped_at, within=AFTER_DEATH)
+    within = fleet.find_orphan_bound(AFTER_DEATH)
+    world.violations += check_orphans(world.history, since=stopped_at, within=within)
 
 
 async def stops(world: World) -> None:
@@ -484,7 +496,8 @@ async def disconnects_itself(world: World) -> None:
     await send(fleet, *[Batch([message], 1.0, max_attempts=4) for message in messages])
     await fleet.wait_until_drained(10 * MINUTE)
     fleet.expect_drained()
-    world.violations += check_orphans(world.history, since=0.0, within=AFTER_DEATH)
+    within = fleet.find_orphan_bound(AFTER_DEATH)
+    world.violations += check_orphans(world.history, since=0.0, within=within)
 
 
 async def poison(world: World) -> None:
@@ -564,7 +577,7 @@ async def redriven(world: World) -> None:
     give_up = world.loop.time() + HOUR
     while fleet.count_states().get("dead"):
         require(world.loop.time() < give_up, "QL3", "dead letters are left after an hour")
-        with contextlib.suppress(OutcomeUnknown):
+        with contextlib.suppress(OutcomeUnknown, Unavailable):
             await queue.redrive()
         await asyncio.sleep(BEAT)
     await fleet.wait_until_drained(MINUTE)
@@ -606,7 +619,7 @@ async def delays(world: World) -> None:
     It is not set where it counts the delays itself.
     """
     fleet = start_fleet(world)
-    clock = fleet.store.rows.clock
+    clock = fleet.store.clock
     assert isinstance(clock, NodeClock)
     batches = [
         Batch(
@@ -619,7 +632,7 @@ async def delays(world: World) -> None:
     await send(fleet, *batches)
     for step in world.dice.choice(((-HOUR, 30.0), (24 * HOUR, -HOUR))):
         await asyncio.sleep(world.dice.uniform(0, 20))
-        if not fleet.store.rows.counts_by_wall:
+        if not fleet.store.counts_by_wall:
             clock.step_wall(step)
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
@@ -630,7 +643,7 @@ async def delays(world: World) -> None:
 async def rebooted(world: World) -> None:
     """The wall clock of the database is wrong after a reboot: no delay becomes longer."""
     fleet = start_fleet(world)
-    clock = fleet.store.rows.clock
+    clock = fleet.store.clock
     assert isinstance(clock, NodeClock)
     batches = [
         Batch([fleet.build_message("quick", 0.1) for _ in range(6)], delay=delay)
@@ -640,7 +653,7 @@ async def rebooted(world: World) -> None:
     for node in list(world.nodes.values()):
         node.kill()
     await asyncio.sleep(world.dice.uniform(0, 2 * MINUTE))
-    fleet.store.rows.clock = clock = clock.reboot()
+    fleet.store.clock = clock = clock.reboot()
     clock.step_wall(world.dice.choice((-HOUR, -24 * HOUR)))
     mend(world)
     await fleet.wait_until_drained(5 * MINUTE)
@@ -752,9 +765,9 @@ async def power_fails(world: World) -> None:
     )
     for node in list(world.nodes.values()):
         node.kill()
-    clock = fleet.store.rows.clock
+    clock = fleet.store.clock
     assert isinstance(clock, NodeClock)
-    fleet.store.rows.clock = clock.reboot()
+    fleet.store.clock = clock.reboot()
     since = world.loop.time()
     mend(world)
     await until(
@@ -825,8 +838,10 @@ async def step_clock(clock: Clock, world: World, end: float) -> None:
         clock.step_wall(-step)
 
 
-async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool) -> None:
-    """Run a stormy hour, and check what comes after it."""
+async def run_stormy_hours(
+    world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool, hours: float = 1.0
+) -> None:
+    """Run a stormy hour, or several, and check what comes after it."""
     dice = world.dice
     fleet = QueueFleet(
         world,
@@ -841,29 +856,30 @@ async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clo
     )
     for name in "abcd"[: dice.choice((1, 2, 3, 3, 4))]:
         fleet.add_worker(name)
-    end = 0.7 * HOUR
+    end = (hours - 0.3) * HOUR
     for name in ("producer", "other producer")[: dice.choice((1, 1, 2))]:
         fleet.add_producer(name, lambda: draw_batches(fleet, end))
     if dice.random() < 0.3:
-        world.start(step_clock(fleet.store.rows.clock, world, end))
-        if fleet.store.rows.counts_by_wall:
+        world.start(step_clock(fleet.store.clock, world, end))
+        if fleet.store.counts_by_wall:
             fleet.distrust_clocks()
     await storm(world, end, draw_forecast(world, kinds))
     await fleet.wait_until_drained(DRAINED)
     fleet.expect_drained()
     world.violations += check_redelivered(world.history, since=end, within=REDELIVERED)
-    world.violations += check_orphans(world.history, since=end, within=AFTER_DEATH)
-    await asyncio.sleep(HOUR - world.loop.time())
+    within = fleet.find_orphan_bound(AFTER_DEATH) + fleet.unannounced
+    world.violations += check_orphans(world.history, since=end, within=within)
+    await asyncio.sleep(hours * HOUR - world.loop.time())
 
 
 async def stormy(world: World) -> None:
     """Processes push and handle during an hour of all strikes that leave clocks running."""
-    await run_stormy_hour(world, STRIKES, trusts_clocks=True)
+    await run_stormy_hours(world, STRIKES, trusts_clocks=True)
 
 
 async def stormy_with_suspends(world: World) -> None:
     """Likewise, and clocks stop at times."""
-    await run_stormy_hour(world, (*STRIKES, strikes.suspend), trusts_clocks=False)
+    await run_stormy_hours(world, (*STRIKES, strikes.suspend), trusts_clocks=False)
 
 
 STORIES: tuple[Story, ...] = (

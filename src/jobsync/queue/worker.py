@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
@@ -319,7 +321,9 @@ class Worker:
         self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
             keep = [delivery.id for delivery in self._in_flight]
-            self.on_ended(await self.backend.end_claims(keep=keep))
+            self.on_ended(ended := await self.backend.end_claims(keep=keep))
+            if self._until_empty and ended:
+                return msgspec.structs.replace(claimed, more=True)
         return claimed
 
     def _accept(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Delivery]:

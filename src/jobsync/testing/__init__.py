@@ -1,6 +1,7 @@
 """A simulated world: runs real code under virtual time, with faults, reproducibly."""
 
 from jobsync.testing import strikes
+from jobsync.testing.billed import BilledStore, PagedStore
 from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
 from jobsync.testing.invariants import (
     INVARIANTS,
@@ -44,6 +45,7 @@ from jobsync.testing.world import Occurrence, World
 __all__ = [
     "CALM",
     "INVARIANTS",
+    "BilledStore",
     "Forecast",
     "InvariantBroken",
     "Link",
@@ -53,6 +55,7 @@ __all__ = [
     "NodeDatabase",
     "NodeHost",
     "Occurrence",
+    "PagedStore",
     "RecordingBackend",
     "RecordingQueue",
     "RecordingStore",

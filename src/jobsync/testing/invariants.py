@@ -109,6 +109,14 @@ INVARIANTS: Mapping[str, str] = {
     "Q23": "A process that has stopped has told its handlers, and reported all its messages.",
     "Q24": "A finished message is kept for its time, and removed soon after it.",
     "Q25": "No message of a paused queue is claimed.",
+    # Pages of queues on object stores.
+    "P1": "A page that was dropped never comes back.",
+    "P2": "A message is in one page, or in one that moves it and in the target.",
+    "P3": "A page that is done stays done.",
+    "P4": "A page is dropped only when all its messages are finished or moved.",
+    "P5": "A page is dropped an hour after its last change at the earliest.",
+    "PL1": "A move that was begun is finished within a bound.",
+    # Queues, within a bound.
     "QL1": "A poisonous message delays others by no more than a bound.",
     "QL2": "A message whose claim ended is claimed again within a bound.",
     "QL3": "A queue is drained within a bound.",

@@ -1,5 +1,6 @@
 """What the callers of a queue backend were told, compared with what happened to the messages."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ class _ClaimLog:
     def __init__(self, history: Sequence[Occurrence]) -> None:
         self.pushed: dict[str, int] = {}
         self.claimed: dict[tuple[str, str], int] = {}
-        self.extended: set[tuple[int, str, str]] = set()
+        self.extended: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        self.settled: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, str], tuple[int, str]] = {}
         """With the move of the settlement; empty if it was not settled."""
         self.ended_by: dict[tuple[str, str], int | None] = {}
@@ -58,10 +60,12 @@ class _ClaimLog:
         if before is not None and before["state"] == "claimed":
             claim = (name, before["claim"])
             if after.get("claim") == before["claim"]:
-                self.extended.add((after["request"], *claim))
+                self.extended[claim].append(step.at)
             else:
                 self.ended[claim] = (step.at, step.settlement.partition(":")[2])
                 self.ended_by[claim] = after["request"]
+                if step.settlement:
+                    self.settled[claim].append(step.at)
         if after["state"] == "claimed":
             self.claimed.setdefault((name, after["claim"]), step.at)
 
@@ -84,7 +88,10 @@ def _check_response(
                 yield from _check_settle_response(log, at, receipt, is_accepted=accepted)
         case "extend":
             for (name, claim, _), extended in zip(request["receipts"], result, strict=False):
-                was_extended = (response["request"], name, claim) in log.extended
+                # A page may be written for several requests at once: for two that extend the same
+                # claim, or for one that extends and one that settles it.
+                written = [*log.extended[name, claim], *log.settled[name, claim]]
+                was_extended = any(response["request"] < each < at for each in written)
                 had_ended = log.ended.get((name, claim), (at, ""))[0] < at
                 if not (was_extended if extended else had_ended):
                     reported = "extended" if extended else "stale"

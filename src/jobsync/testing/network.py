@@ -48,9 +48,6 @@ _WRITES = {"append", "discard", "bury", "drop", "transact"}
 _SLOW_REPLY = 0.95
 """The part of the sender's patience that a slow reply takes at most."""
 
-_ROWS = {"rows", "transact"}
-"""The calls that belong to a call of a queue backend."""
-
 
 class Link(StoreDecorator):
     """The connection of a node to the store.
@@ -160,6 +157,11 @@ class Link(StoreDecorator):
 
     async def _write_at_once(self, stamped: Sequence[Change]) -> list[Outcome]:
         """Send changes in one request."""
+        current = CURRENT_CALL.get()
+        try:
+            await self.withhold("" if current is None else current.name)
+        except OutcomeUnknown as unknown:
+            return [Unknown(unknown.detail) for _ in stamped]
         chosen = self._choose_weather("write")
         weather = chosen or self.weather
         if self._draw_fault(weather.undecided):
@@ -292,7 +294,7 @@ class Link(StoreDecorator):
         """Return the weather of one request; None for that of the link, whatever it will be."""
         weather = self.weather
         if self._ordained:
-            current = CURRENT_CALL.get() if call in _ROWS else None
+            current = CURRENT_CALL.get()
             for name in (call, current.name if current is not None else call):
                 if faults := self._ordained.get(name):
                     return SINGLE[faults.popleft()]
@@ -310,7 +312,7 @@ class Link(StoreDecorator):
         calls = self.weather.calls
         if calls is None or call in calls:
             return True
-        current = CURRENT_CALL.get() if call in _ROWS else None
+        current = CURRENT_CALL.get()
         return current is not None and current.name in calls
 
     async def _request(self, work: Callable[[], Awaitable[T]], chosen: Weather | None) -> T:
@@ -446,4 +448,7 @@ def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:
     The replies are recorded in the history, for `check_replies`.
     """
     settled = SettlingStore(Link(node.world, node, store, weather), node.components)
-    return RecordingStore(node, settled)
+    recording = RecordingStore(node, settled)
+    # Stores of one name wake each other, as those of one process do.
+    recording.name = f"{store.name}{node.name}"
+    return recording

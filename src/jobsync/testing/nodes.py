@@ -53,6 +53,10 @@ class NodeClock:
         skew: the error of its wall time in seconds; may be changed at any time.
         boot: the id of the boot.
         uptime: the seconds since the boot; None for a machine that is older than the world.
+
+    Attributes:
+        is_kept: whether a time server keeps its wall time, whatever its rate: `skew` is all its
+            error.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class NodeClock:
         uptime: float | None = None,
     ) -> None:
         self.skew = skew
+        self.is_kept = False
         self._loop = loop
         self._rate = rate
         self._boot = boot
@@ -90,7 +95,8 @@ class NodeClock:
 
     def wall(self) -> Wall:
         """Return the wall time of this machine."""
-        return Wall(WORLD_START + self._elapsed() + self.skew)
+        elapsed = self._loop.time() if self.is_kept else self._elapsed()
+        return Wall(WORLD_START + elapsed + self.skew)
 
     def mono(self) -> Mono:
         """Return the time since boot."""
@@ -137,7 +143,9 @@ class NodeClock:
     def reboot(self) -> "NodeClock":
         """Return the clock of this machine after a reboot."""
         clock = NodeClock(self._loop, self._rate, self.skew, self._boot + 1, uptime=0.0)
-        clock.skew += self._elapsed() - clock._elapsed()
+        clock.is_kept = self.is_kept
+        if not self.is_kept:
+            clock.skew += self._elapsed() - clock._elapsed()
         return clock
 
     def _elapsed(self) -> float:

@@ -2,7 +2,7 @@
 
 A caller that dies while it waits receives no reply, and none is recorded. A request of a queue
 backend is in the history before it is sent, and every row that a transaction changes refers to it;
-see `rows`.
+see `rows`. So does every write of a record that it makes; see `pages`.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -60,8 +60,15 @@ class RecordingStore(StoreDecorator):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes, and record the outcome of each."""
-        since = len(self._world.history)
         changes = assign_nonces(changes, self._ids)
+        call = CURRENT_CALL.get()
+        if call is not None:
+            wall = self._node.clock.wall().seconds
+            nonces = [change.nonce for change in changes]
+            self._world.note(
+                self._node.name, "write", request=call.position, nonces=nonces, wall=wall
+            )
+        since = len(self._world.history)
         try:
             outcomes = await self.inner.write(changes)
         except _NOTHING_WRITTEN:
@@ -131,7 +138,7 @@ class RecordingBackend(QueueBackend):
                 at_most=at_most,
             ),
             lambda claimed: [_describe(each.receipt) for each in claimed.messages],
-            limit=limit,
+            limit=max(limit, at_most or 0),
             session=session,
             visibility=visibility,
             suspects=suspects,
@@ -233,17 +240,20 @@ class RecordingBackend(QueueBackend):
         world, node = self._world, self._node.name
         call = BackendCall(len(world.history), name)
         world.note(node, "request", call=name, queue=self.queue, **details)
-        token = CURRENT_CALL.set(call)
+        before = CURRENT_CALL.get()
+        CURRENT_CALL.set(call)
         try:
             result = await work()
         except JobsyncError as error:
             world.note(node, "response", request=call.position, error=type(error).__name__)
             raise
         finally:
-            CURRENT_CALL.reset(token)
+            # Not `reset`: the call of a killed node ends in another context.
+            CURRENT_CALL.set(before)
         world.note(node, "response", request=call.position, result=describe(result))
         return result
 
 
 def _describe(receipt: Receipt) -> list[Any]:
-    return [receipt.id, receipt.claim, receipt.deliveries]
+    # Without the page of the claim, which no row has.
+    return [receipt.id, receipt.claim.partition("@")[0], receipt.deliveries]

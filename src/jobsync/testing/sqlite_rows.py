@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from jobsync.core.clock import Clock
 from jobsync.errors import Misconfigured
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -178,6 +179,24 @@ class RowStore(StoreDecorator):
     def sql(self) -> SharedRows:
         """Direct access to the rows, without a link."""
         return self.rows
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the database; may be replaced by one after a reboot."""
+        return self.rows.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.rows.clock = clock
+
+    @property
+    def counts_by_wall(self) -> bool:
+        """Whether setting its wall clock moves the ends of delays and claims."""
+        return self.rows.counts_by_wall
+
+    def damage(self, name: str, payload: str) -> None:
+        """Overwrite the payload of a message behind the library's back."""
+        self.rows.damage(name, payload)
 
 
 def _open(changes: list[tuple[Any, ...]]) -> sqlite3.Connection:

@@ -67,6 +67,7 @@ class World:
         surprises: what is drawn from it changes no other draw.
         is_varied: whether machines differ and storms have more faults; see above.
         largest_skew: seconds by which the wall times of machines differ at most, if they do.
+        keeps_clocks: whether a time server keeps the wall times of nodes, whatever their rates.
         loop: the event loop, with virtual time.
         components: the world's own time and randomness, for a store that all nodes share.
         nodes: the nodes by name; if several had the same name, the latest.
@@ -81,6 +82,7 @@ class World:
         self.surprises = random.Random(f"surprises {seed}")  # noqa: S311 - likewise
         self.is_varied = seed < 0
         self.largest_skew = _LARGEST_SKEW
+        self.keeps_clocks = False
         self._machines: list[Machine] = []
         self.loop = SimulatedLoop(self.dice)
         self.loop.set_exception_handler(self._on_exception)
@@ -120,6 +122,7 @@ class World:
             clock = self._build_clock(rate, skew)
             machine = machine or self._draw_machine()
         clock = clock or NodeClock(self.loop, rate, skew)
+        clock.is_kept = self.keeps_clocks
         processes = NodeProcesses(machine)
         components = self._build_components(clock, processes)
         self.nodes[name] = node = Node(self, name, clock, components, machine)

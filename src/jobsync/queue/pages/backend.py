@@ -188,11 +188,22 @@ class PagesBackend(QueueBackend):
         for each in settlements:
             claim, _, place = each.receipt.claim.partition("@")
             by_page[place].append((each, claim))
-        places = [place for place in by_page if _is_place(place)]
-        answers = await gather_all([self._settle(place, by_page[place]) for place in places])
+        accepted: set[str] = set()
+        is_any_settled = False
+
+        async def settle(place: str) -> None:
+            nonlocal is_any_settled
+            accepted.update(await self._settle(place, by_page[place]))
+            is_any_settled = True
+
+        try:
+            await gather_all([settle(place) for place in by_page if _is_place(place)])
+        except (Misconfigured, Unavailable) as error:
+            if is_any_settled:
+                raise OutcomeUnknown(self.topic, str(error)) from error
+            raise
         if any(each.target == "waiting" and not each.delay for each in settlements):
             await self._bell.ring()
-        accepted = {name for ids in answers for name in ids}
         return [each.receipt.id in accepted for each in settlements]
 
     async def _settle(self, place: str, batch: Sequence[tuple[Settlement, str]]) -> set[str]:
@@ -224,7 +235,7 @@ class PagesBackend(QueueBackend):
         try:
             for target in await self._pages.finish_moves(place):
                 self._finder.add(target)
-        except (OutcomeUnknown, Unavailable):
+        except (Misconfigured, OutcomeUnknown, Unavailable):
             return
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
@@ -313,7 +324,9 @@ class PagesBackend(QueueBackend):
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
             age = self._finder.find_age(place)
-            is_over = self._pages.judge(place, page, dead, keep, includes_own=includes_own, age=age)
+            # Whoever asks about the dead does not say which claims of this process are in use.
+            own = includes_own and not dead
+            is_over = self._pages.judge(place, page, dead, keep, includes_own=own, age=age)
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []
@@ -368,11 +381,10 @@ class PagesBackend(QueueBackend):
         return done
 
     async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
-        now = self._clock.wall().seconds
-        target = self._pages.name_new(LIVE_LANE, now)
+        target = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
 
         def change(page: QueuePage) -> tuple[QueuePage, int]:
-            return changes.begin_redrive(page, ids, limit, now, target)
+            return changes.begin_redrive(page, ids, limit, target)
 
         count = await self._pages.apply(place, change) or 0
         await self._after_change(place)

@@ -16,7 +16,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Clock, Mono, Seconds
-from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
+from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.memory import LocalNotifier
 
@@ -70,8 +70,10 @@ class Bell:
             for _ in range(_MAX_TRIES):
                 if await self._write_next(queue):
                     return self._numbers[queue]
-        except (Corrupt, OutcomeUnknown, Unavailable):
+        except (Corrupt, Misconfigured, OutcomeUnknown, Unavailable):
             self._record = None
+            # The next push rings.
+            self._rung.pop(queue, None)
         return None
 
     async def _write_next(self, queue: str) -> bool:

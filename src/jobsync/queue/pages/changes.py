@@ -173,6 +173,8 @@ def extend(
         find_left: returns how many seconds a claim holds without this: it is never shortened.
     """
     places = _find_places(page, [name for name, _ in receipts])
+    numbers = {each.id: each.renewals + 1 for each in page.claims}
+    renewed: set[str] = set()
     changed: dict[int, PageMessage] = {}
     answers = []
     for name, claim_id in receipts:
@@ -181,9 +183,14 @@ def extend(
         stands = each is not None and _has_claim(each, claim_id)
         if place is not None and each is not None and stands:
             hold = max(visibility, find_left(each))
-            changed[place] = replace(each, renewal=each.renewal + 1, hold=hold)
+            changed[place] = replace(each, renewal=numbers[claim_id], hold=hold)
+            renewed.add(claim_id)
         answers.append(stands)
-    return _with_messages(page, changed), answers
+    claims = tuple(
+        replace(each, renewals=numbers[each.id]) if each.id in renewed else each
+        for each in page.claims
+    )
+    return _with_messages(page, changed, claims=claims), answers
 
 
 def settle(
@@ -261,7 +268,7 @@ def end_claims(
 
 
 def begin_redrive(
-    page: QueuePage, ids: Collection[str] | None, limit: int, now: float, target: str
+    page: QueuePage, ids: Collection[str] | None, limit: int, target: str
 ) -> tuple[QueuePage, int]:
     """Begin to move dead letters back, with all their attempts; return how many.
 
@@ -275,7 +282,7 @@ def begin_redrive(
             changed[place] = replace(
                 each,
                 state="waiting",
-                due=now,
+                due=0.0,
                 returned=each.deliveries,
                 is_suspect=False,
                 claim="",
@@ -324,7 +331,9 @@ def _has_claim(message: PageMessage, claim_id: str) -> bool:
 def _move_to(message: PageMessage, state: MessageState, now: float, delay: float) -> PageMessage:
     """Return a message whose claim ends, in its next state."""
     if state == "waiting":
-        return replace(message, state="waiting", due=now + delay, claim="", renewal=0, hold=0.0)
+        # Without a delay, at once: on a clock that is behind, `now` may be far in the future.
+        due = now + delay if delay > 0 else 0.0
+        return replace(message, state="waiting", due=due, claim="", renewal=0, hold=0.0)
     next_state: PageState = state
     value = None if state == "completed" else message.value
     return replace(

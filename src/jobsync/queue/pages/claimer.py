@@ -191,7 +191,7 @@ class PageClaimer:
             if outlook is None or wanted <= 0:
                 continue
             size = outlook.suspects if claimant.suspects else outlook.ready
-            if size > most and not may_split:
+            if not size or (size > most and not may_split):
                 continue
             may_split = may_split and not is_whole
             (nonce,) = self._ids.nonces(1)

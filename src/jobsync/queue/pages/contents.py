@@ -134,7 +134,7 @@ def _build_info(
     is_live = state in LIVE
     due: float | None = None
     if state == "waiting":
-        due = message.due
+        due = max(message.due, message.enqueued)
     elif state == "claimed":
         due = now + left
     claimed = next((each.at for each in page.claims if each.id == message.claim), None)

@@ -105,7 +105,9 @@ class KnownPages:
             return
         known = self._known.get(place)
         due = known.listed.due if known is not None else 0.0
-        listed = ListedPage(place, opened.record.version, PageMark.READY, due, None)
+        # A move that could not be finished is looked at again soon.
+        mark = PageMark.MOVING if opened.page.targets else PageMark.READY
+        listed = ListedPage(place, opened.record.version, mark, due, None)
         self._known[place] = KnownPage(listed, self._clock.mono())
         self._insert(place)
 
@@ -153,10 +155,10 @@ class KnownPages:
         )
 
     def _may_have_claims(self, place: str, listed: ListedPage) -> bool:
-        """Whether there may be claims in a page that are to be watched."""
+        """Whether there may be claims in a page that are to be watched, or moves."""
         opened = self._find_open(place)
         if opened is not None and not self.has_peers:
-            return any(
+            return bool(opened.page.targets) or any(
                 each.state == "claimed"
                 and opened.page.find_session(each.claim) not in self._pages.sessions
                 for each in opened.page.messages
@@ -255,6 +257,8 @@ class KnownPages:
         Claims of others that were met since the last look are watched from now on.
         """
         period = self._pages.visibility / 3
+        # Counted from the last look: after a longer gap claims are counted again from the start.
+        look = max(_SOON, period - self.plan.since_listing)
         is_follower = self._tickets.duty is WatchDuty.FOLLOWER
         lapses: list[Seconds] = [0.0] if self._pages.ended else []
         for place, (listed, _) in self._known.items():
@@ -267,9 +271,9 @@ class KnownPages:
                     )
                     self.plan.has_claims |= not is_local
                     if is_local or not is_follower:
-                        lapses.append(lapse if is_local else min(lapse, period))
+                        lapses.append(lapse if is_local else min(lapse, look))
             elif listed.mark in HELD and not is_follower:
-                lapses.append(max(_SOON, period - self._pages.find_still(place)))
+                lapses.append(max(look, period - self._pages.find_still(place)))
         return min(lapses, default=None)
 
     def list_lapsed(self) -> list[str]:

@@ -97,6 +97,11 @@ class ListingPlan:
         return self._again is None and not self._is_rung
 
     @property
+    def since_listing(self) -> Seconds:
+        """Seconds since the last listing."""
+        return self._clock.mono() - self._listed
+
+    @property
     def is_whole_due(self) -> bool:
         """Whether the next listing starts at the beginning of the lane."""
         return self._clock.mono() - self._listed_whole >= WHOLE_LISTING

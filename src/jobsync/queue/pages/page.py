@@ -109,6 +109,8 @@ class PageClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str
     at: _Time
     """Unix seconds, by the clock of the machine that claimed."""
+    renewals: _Count = 0
+    """The number of its latest renewal. No other renewal of this claim has the same."""
 
 
 class PageMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,7 +131,7 @@ class PageMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     claim: str = ""
     """The claim that has it, or had it when it was finished."""
     renewal: _Count = 0
-    """How often this claim of it was renewed."""
+    """The number of the renewal of its claim that it was last part of."""
     hold: _Time = 0.0
     """Seconds without a renewal after which its claim lapses, counted by those who watch it."""
     finished: _Time = 0.0

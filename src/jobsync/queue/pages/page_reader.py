@@ -43,7 +43,7 @@ class OpenPage(NamedTuple):
     record: Record
     page: QueuePage
     read: Mono
-    """When it was known to be current."""
+    """When the request was sent that showed it: then, or later, it was current."""
 
 
 class ListedPage(NamedTuple):
@@ -72,6 +72,8 @@ class PageReader:
         """How long claims hold, as far as is known: it says how often to look."""
         self.peers: dict[str, Mono] = {}
         """The sessions that hold claims, with the time when one was last seen."""
+        self.sessions: set[str] = set()
+        """The sessions that claim in this process. It does not end their claims by itself."""
         self.newer: dict[str, Record] = {}
         """Pages of newer code."""
         self.is_vetoed = False
@@ -82,6 +84,8 @@ class PageReader:
         self._log = CorruptionLog(self.topic, components.events)
         self._open: OrderedDict[str, OpenPage] = OrderedDict()
         self._sightings: dict[str, Sighting] = {}
+        self._damaged: set[str] = set()
+        """Pages that could not be decoded when they were last read."""
         self._unusable: dict[str, str] = {}
         """The versions of pages that cannot be used, by place."""
 
@@ -182,7 +186,7 @@ class PageReader:
     def find_still(self, place: str) -> Seconds:
         """Return for how long a page has been seen without a change."""
         seen = self._sightings.get(place)
-        return 0.0 if seen is None else self._clock.mono() - seen.since
+        return 0.0 if seen is None else self._clock.mono() - seen.first
 
     def find_lapse(self, place: str, page: QueuePage) -> Seconds | None:
         """Return the seconds until a claim of a page lapses; None if it has none."""
@@ -211,11 +215,12 @@ class PageReader:
                 missing.append(place)
         for start in range(0, len(missing), _READ_AT_ONCE):
             part = missing[start : start + _READ_AT_ONCE]
+            sent = self._clock.mono()
             records = await self._read_records(part)
             for place in part:
                 key = f"{self._prefix}{place}"
                 # One that cannot be decoded is not among them, and has been reported.
-                opened = self._admit(place, records[key]) if key in records else None
+                opened = self._admit(place, records[key], sent) if key in records else None
                 if opened is not None:
                     found[place] = opened
         return found
@@ -226,14 +231,16 @@ class PageReader:
         def report(corrupt: Corrupt) -> None:
             self._log.report(corrupt)
             place = corrupt.key.removeprefix(self._prefix)
+            self._damaged.add(place)
             if place in self._sightings:
                 self._unusable[place] = self._sightings[place].version
 
         return await read_each(self._store, keys, report)
 
-    def _admit(self, place: str, record: Record | None) -> OpenPage | None:
+    def _admit(self, place: str, record: Record | None, sent: Mono) -> OpenPage | None:
         """Keep a record that was read; None if it is not a page that this code understands."""
         self.newer.pop(place, None)
+        self._damaged.discard(place)
         if record is None or record.deleted:
             self.forget(place)
             return None
@@ -247,11 +254,11 @@ class PageReader:
             self._log.report(corrupt)
             self._unusable[place] = record.version
             return None
-        return self._keep(place, record, page)
+        return self._keep(place, record, page, sent)
 
-    def _keep(self, place: str, record: Record, page: QueuePage) -> OpenPage:
+    def _keep(self, place: str, record: Record, page: QueuePage, sent: Mono) -> OpenPage:
         now = self._clock.mono()
-        opened = self._open[place] = OpenPage(record, page, now)
+        opened = self._open[place] = OpenPage(record, page, sent)
         self._open.move_to_end(place)
         self._look(place, record.version, now)
         self._sightings[place] = look_inside(self._sightings[place], page)
@@ -262,10 +269,11 @@ class PageReader:
 
     def _look(self, place: str, version: str, now: Mono) -> None:
         seen = self._sightings.get(place)
-        self._sightings[place] = look(seen, version, now, self.visibility / 2)
+        self._sightings[place] = look(seen, version, now, self.visibility / 2, self.sessions)
 
     def forget(self, place: str) -> None:
         """Forget a page that is done or gone."""
         self._open.pop(place, None)
+        self._damaged.discard(place)
         self._sightings.pop(place, None)
         self._unusable.pop(place, None)

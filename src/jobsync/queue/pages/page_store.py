@@ -15,7 +15,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.clock import Seconds
 from jobsync.core.retry import ExponentialBackoff
-from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.errors import JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.page import (
@@ -48,8 +48,8 @@ _MAX_CONFLICTS = 20
 _NEAR_MILLIS = 10_000
 _BACKOFF = ExponentialBackoff(first=0.01, longest=1.0)
 _TIME_TO_FINISH: Seconds = 30.0
-"""After a page was read, a move that it shows may be continued for so long. Later the target may
-have been consumed and dropped, and must not be created again."""
+"""After a page was requested, a move that it shows may be continued for so long. Later the target
+may have been consumed and dropped, and must not be created again."""
 
 
 class _WaitingChange(Generic[T]):
@@ -82,8 +82,6 @@ class PageStore(PageReader):
 
     def __init__(self, store: Store, queue: str, components: Components) -> None:
         super().__init__(store, queue, components)
-        self.sessions: set[str] = set()
-        """The sessions that claim in this process. It does not end their claims by itself."""
         self.ended: list[EndedClaim] = []
         """Claims of others that were ended beside other changes, and not reported yet."""
         self._randomness = components.randomness
@@ -116,16 +114,20 @@ class PageStore(PageReader):
             Unavailable: it was not created.
         """
         put = self._build_put(place, page, None)
+        sent = self._clock.mono()
         (outcome,) = await self._store.write([put])
         match outcome:
             case Applied(record):
-                self._keep(place, record, page)
+                self._keep(place, record, page, sent)
                 return True
             case Conflicted():
                 return False
             case Unknown(reason):
                 # The trail of a page that was written often does not reach back to its birth.
-                found = (await self.read({place: None})).get(place)
+                try:
+                    found = await self._read_current(place)
+                except (Misconfigured, Unavailable) as error:
+                    raise OutcomeUnknown(self.topic, reason) from error
                 if found is not None and found.page.birth == page.birth:
                     return True
                 raise OutcomeUnknown(self.topic, reason)
@@ -176,7 +178,7 @@ class PageStore(PageReader):
         for attempt in range(_MAX_CONFLICTS):
             await self._pause(attempt)
             if opened is None:
-                opened = (await self.read({place: None})).get(place)
+                opened = await self._read_current(place)
                 is_current = True
             if opened is None:
                 _finish(batch, [None] * len(batch))
@@ -189,10 +191,11 @@ class PageStore(PageReader):
                 opened = None
                 continue
             put = self._build_put(place, page, opened.record)
+            sent = self._clock.mono()
             (outcome,) = await self._store.write([put])
             match outcome:
                 case Applied(record):
-                    self._keep(place, record, page)
+                    self._keep(place, record, page, sent)
                     self.ended += ended
                     _finish(batch, results)
                     return
@@ -201,6 +204,15 @@ class PageStore(PageReader):
                 case Unknown(reason):
                     raise OutcomeUnknown(self.topic, reason)
         raise Unavailable(self.topic, "others change the same messages all the time")
+
+    async def _read_current(self, place: str) -> OpenPage | None:
+        """Read a page as it is now; again if it is damaged, perhaps only on its way here."""
+        for attempt in range(_MAX_CONFLICTS):
+            await self._pause(attempt)
+            opened = (await self.read({place: None})).get(place)
+            if opened is not None or place not in self._damaged:
+                return opened
+        return None
 
     async def _pause(self, attempt: int) -> None:
         if attempt > 1:
@@ -246,15 +258,17 @@ class PageStore(PageReader):
         opened, seen = self._open.get(place), self._sightings.get(place)
         if opened is not None:
             # Not kept: whether this version is still current is shown by the write that follows.
-            seen = look(seen, opened.record.version, now, self.visibility / 2)
+            seen = look(seen, opened.record.version, now, self.visibility / 2, self.sessions)
         sessions = {each.id: each.session for each in page.claims}
 
         def is_over(message: PageMessage) -> bool:
             session = sessions.get(message.claim, "")
-            if message.id in keep or (session in self.sessions and not includes_own):
+            if message.id in keep:
                 return False
+            if session in dead or (session in self.sessions and not includes_own):
+                return session in dead
             is_old = age > max(BURIAL_AGE, message.hold)
-            return session in dead or is_old or has_lapsed(seen, message, now)
+            return is_old or has_lapsed(seen, message, now)
 
         return is_over
 
@@ -277,7 +291,7 @@ class PageStore(PageReader):
         """
         opened = self.find_open(place)
         if opened is None or not opened.page.targets:
-            opened = (await self.read({place: None})).get(place)
+            opened = await self._read_current(place)
         if opened is None:
             return []
         targets = opened.page.targets

@@ -7,13 +7,14 @@ first look, which is never earlier than the renewal; so a holder that counts fro
 sent the renewal stops before.
 
 An observer that could not look for half that time counts again: the store was away, and holders
-had no chance to renew either.
+had no chance to renew either. That does not apply to claims of its own process: what it still uses
+it renews or keeps, and nobody else may be there to end what it has lost.
 
 A listing is a look too: the same version has the same claims. So a page needs to be read only when
 its version has stood still for a while.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -26,6 +27,7 @@ __all__ = ["Sighting", "find_lapse", "find_left", "has_lapsed", "look", "look_in
 class _SeenRenewal(msgspec.Struct, frozen=True, gc=False):
     claim: str
     renewal: int
+    session: str
     since: Mono
     """When it was first seen."""
 
@@ -34,15 +36,23 @@ class Sighting(msgspec.Struct, frozen=True, gc=False):
     """What an observer has seen of one page."""
 
     version: str
-    since: Mono
+    first: Mono
     """When this version was first seen."""
+    since: Mono
+    """Likewise, or when the latest count began."""
     looked: Mono
     """When it was last seen."""
     renewals: tuple[_SeenRenewal, ...] | None = None
     """The renewals in it; None until it is read."""
 
 
-def look(seen: Sighting | None, version: str, now: Mono, longest_gap: Seconds) -> Sighting:
+def look(
+    seen: Sighting | None,
+    version: str,
+    now: Mono,
+    longest_gap: Seconds,
+    own: Collection[str] = (),
+) -> Sighting:
     """Return the sighting after a listing has shown a page's version.
 
     Args:
@@ -50,22 +60,27 @@ def look(seen: Sighting | None, version: str, now: Mono, longest_gap: Seconds) -
         version: the page's version.
         now: when the listing was answered.
         longest_gap: seconds after which counting starts again.
+        own: the sessions of the observer's process, whose claims are counted on.
     """
     if seen is None:
-        return Sighting(version, now, now)
+        return Sighting(version, now, now, now)
     if now - seen.looked > longest_gap:
-        return _restart(seen, version, now)
+        return _restart(seen, version, now, own)
     if seen.version == version:
         return msgspec.structs.replace(seen, looked=now)
     # What was seen of the earlier version counts for the claims that are still in this one.
-    return Sighting(version, now, now, seen.renewals)
+    return Sighting(version, now, now, now, seen.renewals)
 
 
-def _restart(seen: Sighting, version: str, now: Mono) -> Sighting:
-    if seen.renewals is None or seen.version != version:
-        return Sighting(version, now, now)
-    again = tuple(msgspec.structs.replace(each, since=now) for each in seen.renewals)
-    return Sighting(version, now, now, again)
+def _restart(seen: Sighting, version: str, now: Mono, own: Collection[str]) -> Sighting:
+    first = seen.first if seen.version == version else now
+    if seen.renewals is None:
+        return Sighting(version, first, now, now)
+    again = tuple(
+        each if each.session in own else msgspec.structs.replace(each, since=now)
+        for each in seen.renewals
+    )
+    return Sighting(version, first, now, now, again)
 
 
 def look_inside(seen: Sighting, page: QueuePage) -> Sighting:
@@ -73,7 +88,9 @@ def look_inside(seen: Sighting, page: QueuePage) -> Sighting:
     known = {(each.claim, each.renewal): each.since for each in seen.renewals or ()}
     found = {(each.claim, each.renewal) for each in _list_claimed(page)}
     renewals = tuple(
-        _SeenRenewal(claim, renewal, known.get((claim, renewal), seen.since))
+        _SeenRenewal(
+            claim, renewal, page.find_session(claim), known.get((claim, renewal), seen.since)
+        )
         for claim, renewal in sorted(found)
     )
     return msgspec.structs.replace(seen, renewals=renewals)

@@ -176,17 +176,17 @@ def test_dead_letters_move_back_with_all_attempts() -> None:
     for name, move in (("a", "bury"), ("b", "cancel"), ("c", "bury")):
         page, _ = settle(page, name, "c1", move)  # type: ignore[arg-type]
     dead = changes.build_target(page, "dead/d", "birth 2")
-    assert changes.begin_redrive(dead, ["nobody"], 9, NOW, "0/t") == (dead, 0)
-    by_name, count = changes.begin_redrive(dead, ["b"], 9, NOW, "0/t")
+    assert changes.begin_redrive(dead, ["nobody"], 9, "0/t") == (dead, 0)
+    by_name, count = changes.begin_redrive(dead, ["b"], 9, "0/t")
     assert (count, by_name.targets) == (1, ["0/t"])
-    every, count = changes.begin_redrive(dead, None, 9, NOW, "0/t")
+    every, count = changes.begin_redrive(dead, None, 9, "0/t")
     assert count == 2
     back = changes.build_target(every, "0/t", "birth 3")
     assert [(each.id, each.state, each.attempts) for each in back.messages] == [
         ("a", "waiting", 0),
         ("c", "waiting", 0),
     ]
-    _, count = changes.begin_redrive(dead, None, 1, NOW, "0/t")
+    _, count = changes.begin_redrive(dead, None, 1, "0/t")
     assert count == 1
 
 
@@ -208,3 +208,23 @@ def test_errors_are_text_that_can_be_stored() -> None:
     page, _ = claim(push("a"))
     page, _ = settle(page, "a", "c1", "retry", error="a\0b\ud800")
     assert find(page, "a").errors[0].error == "a\\0b?"
+
+
+def test_what_waits_for_no_time_can_be_claimed_on_every_clock() -> None:
+    """A machine whose clock is ahead returns a message, or ends its claim: others claim it."""
+    page, _ = claim(push("a", "b"))
+    page, _ = settle(page, "a", "c1", "release")
+    page, _ = changes.end_claims(page, lambda each: each.id == "b", NOW, TARGETS)
+    assert all(each.is_claimable(1.0) for each in page.messages)
+
+
+def test_each_renewal_of_a_claim_has_a_number_of_its_own() -> None:
+    """Also after the message with the highest number was settled."""
+    page, _ = claim(push("a", "b"))
+    numbers = []
+    for name in "aab":
+        page, _ = changes.extend(page, [(name, "c1")], 30.0, lambda _: 0.0)
+        numbers.append(find(page, name).renewal)
+        if len(numbers) == 2:
+            page, _ = settle(page, "a", "c1", "complete")
+    assert numbers == [1, 2, 3]

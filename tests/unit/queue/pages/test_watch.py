@@ -68,3 +68,27 @@ def test_a_page_that_was_never_read_has_no_lapse() -> None:
     page = claimed("a")
     assert find_left(None, page.messages[0], Mono(99)) == 30
     assert find_lapse(None, changes.new_page("x", [], 0.0), Mono(0)) is None
+
+
+def test_an_observer_counts_on_for_the_claims_of_its_own_process() -> None:
+    """Nobody else may be there to end those that it has lost, and it keeps those that it uses."""
+    page = claimed("a")
+    seen = look_inside(look(None, "v1", Mono(0), GAP), page)
+    for version in ("v1", "v2"):
+        later = look_inside(look(seen, version, Mono(40), GAP, {"w"}), page)
+        assert has_lapsed(later, page.messages[0], Mono(40))
+
+
+def test_messages_of_one_claim_are_watched_apart() -> None:
+    """A message is renewed as often as another was long before: it is not taken for as old."""
+    page = changes.new_page(
+        "birth", [NewMessage(id=name, value=1, max_attempts=4) for name in "ab"], 0.0
+    )
+    claimant = changes.Claimant(id="c", session="w", visibility=30.0, limit=2)
+    page, _ = changes.claim(page, claimant, 0.0)
+    page, _ = changes.extend(page, [("a", "c")], 30.0, lambda _: 0.0)
+    seen = look_inside(look(None, "v1", Mono(0), GAP), page)
+    page, _ = changes.extend(page, [("b", "c")], 30.0, lambda _: 0.0)
+    seen = look_inside(look(seen, "v2", Mono(10), GAP), page)
+    a, b = page.messages
+    assert (find_left(seen, a, Mono(10)), find_left(seen, b, Mono(10))) == (20, 30)
