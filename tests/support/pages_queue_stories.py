@@ -4,7 +4,7 @@ They are those of `queue_stories`, under the same names, with a store that bills
 clock to ask and tells nobody. A few are left out, whose promises only databases make. Others are
 added for what only pages have: messages that move, pages that are dropped, claims that are watched.
 
-The wall clocks of machines differ by up to 10 seconds, and jump as far: delays depend on them, and a
+The wall clocks of machines differ by up to 10 seconds, and jump as far: delays depend on them. A
 machine with a larger error vetoes itself. However fast a machine counts, a time server keeps them
 there. In `clocks_jump` they differ by days, and nothing has a delay.
 """

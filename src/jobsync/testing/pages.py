@@ -109,8 +109,11 @@ class PageLog:
                 sent = _Sent(details["request"], details["wall"], len(self._world.history) - 1)
                 for nonce in details["nonces"]:
                     self._sent.setdefault(nonce, sent)
-            case "commit" if details["key"].startswith(_PREFIX):
-                yield from self._commit(done)
+            case "commit":
+                # Also of a session: its time says which pages are old.
+                self._read_time()
+                if details["key"].startswith(_PREFIX):
+                    yield from self._commit(done)
             case "drop":
                 for key in details["keys"]:
                     if key in self._pages:

@@ -698,3 +698,22 @@ async def test_a_queue_without_finished_pages_is_not_searched_for_them(
     other, _ = await open_counting(location)
     await other.write([Put("session/latest", {})])
     assert await backend.forget("completed", older_than=300) == 1
+
+
+async def test_a_record_of_a_queue_that_cannot_be_read_stops_claims_and_no_worker(
+    location: PagesQueues,
+) -> None:
+    """Nobody knows whether there is a pause; resuming writes the record anew."""
+    backend = await location.open("mails")
+    await backend.push(new_messages(1))
+    store = await location.location.open(location.components())
+    record = await store.get("queue/mails")
+    assert record is not None
+    await store.put(record, {"since": "yesterday"})
+    location.advance(10)
+    with pytest.raises(Unavailable, match=r"not the record of a queue.*queues resume"):
+        await claim(backend, 1)
+    await (await location.open("mails")).push(new_messages(2))
+    assert await backend.resume() is True
+    assert len(await claim(backend, 2)) == 2
+    await store.close()

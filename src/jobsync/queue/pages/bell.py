@@ -172,10 +172,9 @@ class QueueBell:
             # Counted from the last reading: pushes of this process must not put off the next one.
             next_reading = self._heard + READ_INTERVAL - self._clock.mono()
             if next_reading > 0:
-                if await self._notifier.wait(self._topic, min(left, next_reading)):
+                was_woken = await self._notifier.wait(self._topic, min(left, next_reading))
+                if was_woken or left <= next_reading:
                     return
-                if next_reading > left:
-                    continue
             self._heard = self._clock.mono()
             number = await self._bell.listen(self._queue)
             if number != self._listener.number:

@@ -1,7 +1,8 @@
 """The record of a queue: that it exists, and whether it is paused.
 
 A pause holds for every claim that begins after `pause` has returned. Where reading costs a request,
-claims rely on what they have read for a few seconds, and `pause` returns only after that.
+claims rely on what they have read for a few seconds, and `pause` returns only after that. While the
+record cannot be read, nobody knows whether there is a pause, so nobody claims.
 """
 
 from contextlib import suppress
@@ -60,8 +61,9 @@ class QueueControl:
         """
         if self._is_registered:
             return
-        if await self._store.get(self._key) is None:
-            with suppress(Conflict):
+        # One that cannot be read exists.
+        with suppress(Conflict, Corrupt):
+            if await self._store.get(self._key) is None:
                 await self._store.create(self._key, {})
         self._is_registered = True
 
@@ -69,12 +71,17 @@ class QueueControl:
         """Return whether nobody may claim.
 
         Raises:
-            Unavailable: the store does not answer.
+            Unavailable: the store does not answer, or the record cannot be read.
         """
         sent = self._clock.mono()
         if sent - self._read >= self._rely:
-            record = await self._store.get(self._key)
-            self._is_paused = record is not None and _read(record).since is not None
+            try:
+                record = await self._store.get(self._key)
+                self._is_paused = record is not None and _read(record).since is not None
+            except Corrupt as error:
+                # It may have been damaged on its way only.
+                fix = "if this goes on, `jobsync queues resume` writes it anew"
+                raise Unavailable(self._topic, str(error), fix) from error
             self._read = sent
         return self._is_paused
 
@@ -103,9 +110,10 @@ class QueueControl:
         value: Json = msgspec.to_builtins(wanted)
         while True:
             record = await self._store.get(self._key)
-            is_paused = record is not None and _read(record).since is not None
-            if is_paused is (wanted.since is not None):
-                return False
+            with suppress(Corrupt):
+                is_paused = record is not None and _read(record).since is not None
+                if is_paused is (wanted.since is not None):
+                    return False
             try:
                 if record is None:
                     await self._store.create(self._key, value)
