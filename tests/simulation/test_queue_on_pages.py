@@ -70,6 +70,11 @@ FOUND = {
     ("stormy_with_suspends", -2003),
     # A worker whose clock was set back claimed the same page in vain, again and again.
     ("stormy", 1794909006),
+    # Pages that arrived damaged once were never read again.
+    ("stormy", 5004),
+    ("stormy", 1794911086),
+    # A wait for the bell never ended on a machine whose clock stood still.
+    ("stormy_with_suspends", -1794910343),
 }
 
 

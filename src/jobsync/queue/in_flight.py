@@ -7,6 +7,7 @@ claim that is being settled is neither renewed nor lost: the store's answer deci
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -135,15 +136,18 @@ class InFlight:
         self._lease = visibility - max(visibility / 10, _SHORTEST_MARGIN)
         self._listener = listener
         self._deliveries: dict[str, Delivery] = {}
+        """The latest delivery of each message."""
+        self._former: list[Delivery] = []
+        """Deliveries that are being settled while their messages were claimed again."""
         self._wakeup = Wakeup(clock, _SHORTEST_WAIT)
         self._watched_since: Mono | None = None
         """Claims that were sent before this need an earlier check than the next one."""
 
     def __len__(self) -> int:
-        return len(self._deliveries)
+        return len(self._deliveries) + len(self._former)
 
     def __iter__(self) -> Iterator[Delivery]:
-        return iter(self._deliveries.values())
+        return itertools.chain(self._deliveries.values(), self._former)
 
     def find(self, message: Message) -> Delivery | None:
         """Return the delivery of a message, unless it is lost, being settled, or a newer one."""
@@ -161,7 +165,10 @@ class InFlight:
         name = message.receipt.id
         delivery = Delivery(name, message, _build_document(message), session, sent)
         former = self._deliveries.get(name)
-        if former is not None and not former.is_settling:
+        if former is not None and former.is_settling:
+            # The store has settled it, and its answer was lost or is late.
+            self._former.append(former)
+        elif former is not None:
             # Somebody has ended its claim, and no renewal has shown it yet.
             self.lose(former, "its message was claimed again")
         self._deliveries[name] = delivery
@@ -173,6 +180,8 @@ class InFlight:
         """Remove a delivery, if it is here."""
         if self._deliveries.get(delivery.id) is delivery:
             del self._deliveries[delivery.id]
+        elif self._former:
+            self._former = [each for each in self._former if each is not delivery]
 
     def check(self, delivery: Delivery) -> bool:
         """Return whether a claim is certainly this worker's; if it is not, lose it."""

@@ -12,7 +12,7 @@ from queue_locations import PagesQueues
 from store_locations import MemoryLocation
 from waiting import until
 
-from jobsync import Components, Event, Invalid, OutcomeUnknown, Store, Unavailable
+from jobsync import Components, Corrupt, Event, Invalid, OutcomeUnknown, Store, Unavailable
 from jobsync.core.clock import SystemClock
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
@@ -81,6 +81,8 @@ class Counting(StoreDecorator):
         self.requests: Counter[str] = Counter()
         self.crash_at: int | None = None
         """Refuse all requests from this one on."""
+        self.damaged = 0
+        """How many replies with pages still arrive damaged."""
         self.clock = SystemClock()
 
     def _count(self, kind: str, key: str, number: int = 1) -> None:
@@ -92,6 +94,9 @@ class Counting(StoreDecorator):
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
         self._count("GET", keys[0], len(keys))
+        if self.damaged and keys[0].startswith("page/"):
+            self.damaged -= 1
+            raise Corrupt(keys[0], "it arrived damaged")
         return await self.inner.get_many(keys, tombstones=tombstones)
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
@@ -296,6 +301,18 @@ async def test_a_page_that_is_not_json_is_set_aside(location: PagesQueues) -> No
         assert await claim(backend) == []
     assert counting.requests["GET"] == before
     assert await backend.count() == {"claimed": 2}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_page_that_arrives_damaged_is_read_again(location: PagesQueues, times: int) -> None:
+    """At once, and if that fails a minute later."""
+    await (await location.open("mails")).push(new_messages(1))
+    counting, backend = await open_counting(location)
+    counting.damaged = times
+    found = ids(await claim(backend))
+    assert found == (["id-1"] if times == 1 else [])
+    location.clock.ahead += 61
+    assert found + ids(await claim(backend)) == ["id-1"]
 
 
 async def test_pages_of_newer_code_are_left_alone(location: PagesQueues) -> None:

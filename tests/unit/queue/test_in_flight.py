@@ -54,6 +54,30 @@ extensions = st.tuples(
 in_flight_steps = st.lists(st.one_of(durations, extensions), max_size=12)
 
 
+def build_in_flight(backend: ExtendingBackend, clock: FakeClock) -> InFlight:
+    """Return the claims of a worker that nobody listens to."""
+    return InFlight(
+        cast("QueueBackend", backend),
+        cast("Membership", SimpleNamespace(session=SESSION, trust_left=3600.0)),
+        clock,
+        VISIBILITY,
+        cast("WorkerListener", SimpleNamespace(on_lost=lambda *_: None, on_failure=lambda _: None)),
+    )
+
+
+def build_message(number: int) -> Message:
+    """Return a delivery of the same message."""
+    return Message(
+        receipt=Receipt("id-1", number, f"claim-{number}"),
+        value={"id": "id-1"},
+        attempt=number,
+        max_attempts=3,
+        timeout=None,
+        is_suspect=False,
+        enqueued=0.0,
+    )
+
+
 @settings(deadline=None)
 @given(there=durations, back=durations, steps=in_flight_steps)
 async def test_a_claim_is_believed_only_while_it_stands(
@@ -65,26 +89,12 @@ async def test_a_claim_is_believed_only_while_it_stands(
     """
     clock = FakeClock()
     backend = ExtendingBackend(clock)
-    in_flight = InFlight(
-        cast("QueueBackend", backend),
-        cast("Membership", SimpleNamespace(session=SESSION, trust_left=3600.0)),
-        clock,
-        VISIBILITY,
-        cast("WorkerListener", SimpleNamespace(on_lost=lambda *_: None, on_failure=lambda _: None)),
-    )
+    in_flight = build_in_flight(backend, clock)
     sent = clock.mono()
     clock.mono_seconds += there
     backend.due = clock.mono() + VISIBILITY
     clock.mono_seconds += back
-    message = Message(
-        receipt=Receipt("id-1", 1, "claim"),
-        value={"id": "id-1"},
-        attempt=1,
-        max_attempts=3,
-        timeout=None,
-        is_suspect=False,
-        enqueued=0.0,
-    )
+    message = build_message(1)
     delivery = in_flight.add(message, "me", sent)
     for step in steps:
         if isinstance(step, float):
@@ -100,3 +110,24 @@ async def test_a_claim_is_believed_only_while_it_stands(
             except Unavailable:
                 pass
         assert not in_flight.check(delivery) or clock.mono() < backend.due
+
+
+def test_a_delivery_that_is_being_settled_stays_when_its_message_comes_again() -> None:
+    """Each of them is accounted for until it is removed or lost."""
+    clock = FakeClock()
+    in_flight = build_in_flight(ExtendingBackend(clock), clock)
+    deliveries = []
+    for number in range(1, 4):
+        deliveries.append(in_flight.add(build_message(number), "me", clock.mono()))
+        deliveries[-1].is_settling = True
+    assert sorted(each.message.receipt.claim for each in in_flight) == [
+        "claim-1",
+        "claim-2",
+        "claim-3",
+    ]
+    in_flight.remove(deliveries[1])
+    in_flight.lose(deliveries[0], "its worker has failed")
+    assert list(in_flight) == [deliveries[2]]
+    assert len(in_flight) == 1
+    in_flight.remove(deliveries[2])
+    assert not in_flight

@@ -35,6 +35,9 @@ _MAX_OPEN = 256
 """Pages that are kept after they were read or written."""
 _READ_AT_ONCE = 32
 _DEFAULT_VISIBILITY: Seconds = 30.0
+_READ_AGAIN: Seconds = 60.0
+"""Seconds after which a page that could not be decoded is read again, if it is listed."""
+_FOR_EVER = Mono(float("inf"))
 
 
 class OpenPage(NamedTuple):
@@ -55,6 +58,12 @@ class ListedPage(NamedTuple):
     mark: PageMark
     due: float
     written_at: float | None
+
+
+class _Unusable(NamedTuple):
+    version: str
+    until: Mono
+    """When it is worth another try."""
 
 
 class PageReader:
@@ -86,8 +95,8 @@ class PageReader:
         self._sightings: dict[str, Sighting] = {}
         self._damaged: set[str] = set()
         """Pages that could not be decoded when they were last read."""
-        self._unusable: dict[str, str] = {}
-        """The versions of pages that cannot be used, by place."""
+        self._unusable: dict[str, _Unusable] = {}
+        """Pages that cannot be used, by place."""
 
     def judge_delays(self) -> float:
         """Return the time of day by which delays are over; under a veto none is."""
@@ -174,7 +183,12 @@ class PageReader:
 
     def is_unusable(self, place: str, version: str) -> bool:
         """Whether a version of a page was read, and cannot be used."""
-        return self._unusable.get(place) == version
+        unusable = self._unusable.get(place)
+        return (
+            unusable is not None
+            and unusable.version == version
+            and self._clock.mono() < unusable.until
+        )
 
     def find_open(self, place: str, version: str | None = None) -> OpenPage | None:
         """Return a page that is in hand, if it has that version."""
@@ -227,15 +241,21 @@ class PageReader:
 
     async def _read_records(self, places: Collection[str]) -> dict[str, Record | None]:
         keys = [f"{self._prefix}{place}" for place in places]
+        again: list[str] = []
+        records = await read_each(self._store, keys, lambda corrupt: again.append(corrupt.key))
+        if again:
+            # Most were damaged on their way only.
+            records |= await read_each(self._store, again, self._set_aside)
+        return records
 
-        def report(corrupt: Corrupt) -> None:
-            self._log.report(corrupt)
-            place = corrupt.key.removeprefix(self._prefix)
-            self._damaged.add(place)
-            if place in self._sightings:
-                self._unusable[place] = self._sightings[place].version
-
-        return await read_each(self._store, keys, report)
+    def _set_aside(self, corrupt: Corrupt) -> None:
+        """Leave a page alone that cannot be decoded, for a while or until it changes."""
+        self._log.report(corrupt)
+        place = corrupt.key.removeprefix(self._prefix)
+        self._damaged.add(place)
+        if place in self._sightings:
+            until = self._clock.mono() + _READ_AGAIN
+            self._unusable[place] = _Unusable(self._sightings[place].version, until)
 
     def _admit(self, place: str, record: Record | None, sent: Mono) -> OpenPage | None:
         """Keep a record that was read; None if it is not a page that this code understands."""
@@ -246,13 +266,13 @@ class PageReader:
             return None
         if record.format > PAGE_FORMAT:
             self.newer[place] = record
-            self._unusable[place] = record.version
+            self._unusable[place] = _Unusable(record.version, _FOR_EVER)
             return None
         try:
             page = read_page(record.key, record.value)
         except Corrupt as corrupt:
             self._log.report(corrupt)
-            self._unusable[place] = record.version
+            self._unusable[place] = _Unusable(record.version, _FOR_EVER)
             return None
         return self._keep(place, record, page, sent)
 
