@@ -7,8 +7,7 @@ started, and lets handlers finish for `grace` seconds. Then coroutines are cance
 functions see `context.lost`, and their messages are returned, so a deployment spends no attempt.
 A handler that does not end even then is left behind: user code cannot prolong a shutdown.
 
-Handlers run in slots, see `handler_slots`. Settlements collect meanwhile and are sent in one batch.
-The number of messages in flight, from the claim to the store's last answer, is limited.
+Handlers run in slots, see `handler_slots`; settlements collect meanwhile and are sent in one batch.
 """
 
 import asyncio
