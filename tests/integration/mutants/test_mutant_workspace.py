@@ -149,7 +149,7 @@ def test_tests_that_do_not_end_are_ended(workspace: Workspace, tmp_path: Path) -
     """The test that ran is named, and nothing of it is left."""
     daemon = tmp_path / "daemon"
     code = LEAVES_A_PROCESS.format(file=daemon, then="time.sleep(1000)")
-    run = _run(workspace, code, limit=10.0)
+    run = _run(workspace, code, limit=4.0)
     caught = "test_of_the_copy.py::test_that_starts_a_daemon (did not end)"
     assert run.judge() == ("caught", caught), run.output
     assert not _exists(daemon)
