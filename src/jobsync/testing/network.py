@@ -35,7 +35,7 @@ from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.rows import CURRENT_CALL, SharedRows
+from jobsync.testing.rows import SharedRows, name_current_call
 from jobsync.testing.weather import CALM, PASSING, SINGLE, Fault, Weather
 from jobsync.testing.world import Node, World
 
@@ -157,9 +157,8 @@ class Link(StoreDecorator):
 
     async def _write_at_once(self, stamped: Sequence[Change]) -> list[Outcome]:
         """Send changes in one request."""
-        current = CURRENT_CALL.get()
         try:
-            await self.withhold("" if current is None else current.name)
+            await self.withhold(name_current_call())
         except OutcomeUnknown as unknown:
             return [Unknown(unknown.detail) for _ in stamped]
         chosen = self._choose_weather("write")
@@ -294,8 +293,7 @@ class Link(StoreDecorator):
         """Return the weather of one request; None for that of the link, whatever it will be."""
         weather = self.weather
         if self._ordained:
-            current = CURRENT_CALL.get()
-            for name in (call, current.name if current is not None else call):
+            for name in (call, name_current_call()):
                 if faults := self._ordained.get(name):
                     return SINGLE[faults.popleft()]
         if weather.again and self._was_struck:
@@ -310,10 +308,7 @@ class Link(StoreDecorator):
     def _affects(self, call: str) -> bool:
         """Whether the weather affects a call."""
         calls = self.weather.calls
-        if calls is None or call in calls:
-            return True
-        current = CURRENT_CALL.get()
-        return current is not None and current.name in calls
+        return calls is None or call in calls or name_current_call() in calls
 
     async def _request(self, work: Callable[[], Awaitable[T]], chosen: Weather | None) -> T:
         refusal = self._draw_refusal(chosen or self.weather)

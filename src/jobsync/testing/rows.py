@@ -35,6 +35,7 @@ __all__ = [
     "RowLink",
     "SharedRows",
     "digest",
+    "name_current_call",
 ]
 
 T = TypeVar("T")
@@ -53,6 +54,13 @@ class BackendCall(NamedTuple):
 
 CURRENT_CALL: ContextVar[BackendCall | None] = ContextVar("CURRENT_CALL", default=None)
 """Set during the calls of a `RecordingBackend`."""
+
+
+def name_current_call() -> str:
+    """Return the name of the queue backend's call that is under way; empty without."""
+    call = CURRENT_CALL.get()
+    return "" if call is None else call.name
+
 
 _MOVES = {letter: move for move, letter in OUTCOMES.items()}
 
