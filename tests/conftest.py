@@ -14,6 +14,7 @@ import proofs
 import pytest
 import servers
 from chance import FakeClock, SeededRandomness
+from left_out import ONLY_AT_FULL_SCALE
 
 from jobsync import Components
 from jobsync.components import Ids
@@ -37,6 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --scale for `make prove-…`, and --s3 for `make certify-s3`."""
     parser.addoption("--scale", choices=["small", "full"], default="small")
     parser.addoption("--s3", choices=["seaweed", "ministack", "ceph"], default="seaweed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only runs at full scale."""
+    if config.getoption("--scale") == "full":
+        return
+    for item in items:
+        if item.nodeid.startswith(ONLY_AT_FULL_SCALE):
+            item.add_marker(pytest.mark.skip(reason="at full scale; see tests/support/left_out.py"))
 
 
 def pytest_configure() -> None:

@@ -1,0 +1,74 @@
+"""Tests that only run at full scale. On its own because it is a table.
+
+Each takes long, and at small scale a sibling tells nearly the same: the same test on another store,
+a story of the same kind, a smaller model.
+"""
+
+__all__ = ["ONLY_AT_FULL_SCALE"]
+
+_TESTS = {
+    "tests/conformance/test_partition_crashes.py": (
+        "test_a_crash_at_any_write_leaves_each_record_in_its_partitions[s3-separate",
+        "test_a_backfill_that_dies_at_any_write_is_completed_by_another_process[s3-separate",
+    ),
+    "tests/docs/test_migration.py": (
+        "test_the_page_leads_there[1.1]",
+        "test_the_page_leads_back[1.1]",
+    ),
+    "tests/integration/cli/test_queues.py": ("test_messages_are_browsed_by_state[postgres]",),
+    "tests/integration/cli/test_shutdown.py": (
+        "test_a_process_ends_whatever_its_handler_does[postgres-",
+    ),
+    "tests/integration/jobs/test_pins.py": (
+        "test_more_waiting_tasks_than_one_document_holds[postgres-190]",
+        "test_more_waiting_tasks_than_one_document_holds[s3-190]",
+    ),
+    "tests/integration/queue/test_handler_zoo.py": (
+        "test_a_handler_after_its_claim_was_lost[postgres-",
+        "test_a_handler_after_its_timeout[postgres-",
+        "test_a_handler_during_a_stop[postgres-",
+    ),
+    "tests/integration/queue/test_idle.py": (
+        "test_an_idle_worker_sends_only_heartbeats_and_liveness_checks[postgresql]",
+    ),
+    "tests/integration/queue/test_queue_plugin.py": (
+        "test_a_process_works_on_several_queues[s3]",
+        "test_listeners_under_the_documents_names[s3]",
+    ),
+    "tests/processes/test_election.py": (
+        "test_no_stale_write_is_accepted_in_a_storm[postgres]",
+        "test_user_code_that_blocks_its_loop_does_not_cost_the_leadership",
+    ),
+    "tests/processes/test_jobs.py": ("test_no_task_is_done_twice_or_never[postgres-printed-join]",),
+    "tests/processes/test_plugins.py": (
+        "test_a_signal_may_come_at_any_moment_of_the_start[postgres-",
+    ),
+    "tests/processes/test_races.py": (
+        "test_all_may_connect_first[postgres]",
+        "test_no_increment_is_lost[postgres]",
+    ),
+    "tests/processes/test_scheduler_processes.py": (
+        "test_each_instant_fires_once_in_a_storm[postgres]",
+    ),
+    "tests/seeds/test_guide_in_order.py": (
+        "test_all_blocks_run_in_order_on_one_database[postgres]",
+    ),
+    "tests/simulation/models/test_models.py": (
+        "test_a_protocol_holds[PageModel, a crash beside a living claim]",
+    ),
+    "tests/simulation/test_queue.py": (
+        "test_storms[400]",
+        "test_storms_in_which_clocks_stop[1]",
+    ),
+    "tests/simulation/test_queue_mutants.py": (
+        "test_the_world_notices[returns_what_cancels_itself]",
+    ),
+    "tests/simulation/test_queue_on_pages.py": (
+        "test_the_world_notices[does_not_know_what_is_due]",
+    ),
+    "tests/simulation/test_queue_on_postgres.py": ("test_a_story_repeats",),
+}
+"""By file; a name may be the start of several."""
+
+ONLY_AT_FULL_SCALE = tuple(f"{file}::{name}" for file, names in _TESTS.items() for name in names)
+"""The starts of their ids."""
