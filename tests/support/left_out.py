@@ -15,7 +15,6 @@ _TESTS = {
         "test_the_page_leads_there[1.1]",
         "test_the_page_leads_back[1.1]",
     ),
-    "tests/integration/cli/test_queues.py": ("test_messages_are_browsed_by_state[postgres]",),
     "tests/integration/cli/test_shutdown.py": (
         "test_a_process_ends_whatever_its_handler_does[postgres-",
     ),
