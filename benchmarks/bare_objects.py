@@ -15,7 +15,22 @@ from jobsync.core.urls import ObjectsUrl
 from jobsync.stores.objects.bucket import _THREADS
 from jobsync.stores.objects.layout import LIVE_SIZE
 
-__all__ = ["BareObjects"]
+__all__ = ["BareObjects", "open_bucket"]
+
+
+def open_bucket(url: ObjectsUrl) -> S3Store:
+    """Open a bucket with obstore alone."""
+    assert url.key is not None
+    assert url.secret is not None
+    return S3Store(
+        url.bucket,
+        endpoint=url.endpoint,
+        region=url.region,
+        access_key_id=url.key.reveal(),
+        secret_access_key=url.secret.reveal(),
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
 
 
 class BareObjects:
@@ -27,17 +42,7 @@ class BareObjects:
     """
 
     def __init__(self, url: ObjectsUrl, *, bare_etags: bool) -> None:
-        assert url.key is not None
-        assert url.secret is not None
-        self._bucket = S3Store(
-            url.bucket,
-            endpoint=url.endpoint,
-            region=url.region,
-            access_key_id=url.key.reveal(),
-            secret_access_key=url.secret.reveal(),
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": True},
-        )
+        self._bucket = open_bucket(url)
         self._folder = f"{url.prefix}/bare".lstrip("/")
         self._bare_etags = bare_etags
         self._ids = Components.system().ids

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 import msgspec
 import obstore
+from benchmarks.bare_objects import open_bucket
 from benchmarks.table import Row, print_rows, show_progress
-from obstore.store import S3Store
 from servers import SeaweedServer
 from waiting import until
 
@@ -38,18 +38,8 @@ class BarePages:
     """obstore alone, one request after the other."""
 
     def __init__(self, url: ObjectsUrl) -> None:
-        assert url.key is not None
-        assert url.secret is not None
         self._folder = f"{url.prefix}/bare/"
-        self._bucket = S3Store(
-            url.bucket,
-            endpoint=url.endpoint,
-            region=url.region,
-            access_key_id=url.key.reveal(),
-            secret_access_key=url.secret.reveal(),
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": True},
-        )
+        self._bucket = open_bucket(url)
 
     def push(self, messages: list[dict[str, Any]], number: int) -> None:
         """Create a page."""

@@ -28,7 +28,7 @@ class CompletedTtl:
         self._since = Mono(0.0)
 
     def start(self, database: Database) -> None:
-        """Give the plugins of a database some time to decide."""
+        """Start the time in which plugins of a database can still decide."""
         self._database = database
         self._since = database.components.clock.mono()
 

@@ -332,7 +332,7 @@ class QueuePlugin(CoordinatorPlugin):
         exit_stack.push_async_callback(self._shut_down)
 
     def _join_fleet(self, exit_stack: AsyncExitStack) -> None:
-        """Let the backend use the session and the election of this plugin."""
+        """Pass the session and the election of this plugin to the backend."""
         if self._coordinator is None:
             return
         backend, membership = self._get_backend(), self._get_membership()

@@ -173,7 +173,7 @@ class Fleet:
         leader.fleet.living = frozenset(each.session for each in self.processes)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass in which the coordinator works."""
+        """Advance time, in which the coordinator works."""
         for _ in range(int(seconds)):
             self.location.clock.ahead += 1
             for process in self.processes:

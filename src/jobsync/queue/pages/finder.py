@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jobsync.components import Components
 from jobsync.core.clock import Seconds
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.known_pages import (
@@ -32,9 +31,7 @@ from jobsync.queue.pages.known_pages import (
 from jobsync.queue.pages.listing_plan import Refresh
 from jobsync.queue.pages.page import LIVE_LANE, PageMark
 from jobsync.queue.pages.page_reader import ListedPage
-from jobsync.queue.pages.page_store import PageStore
-from jobsync.queue.pages.tickets import Ticket, TicketReader, WatchDuty
-from jobsync.queue.settings import QueueOrder
+from jobsync.queue.pages.tickets import Ticket, WatchDuty
 from jobsync.stores.contract import BURIAL_AGE
 
 __all__ = ["PageChoice", "PageFinder"]
@@ -58,33 +55,16 @@ class PageChoice(NamedTuple):
 
 
 class PageFinder(KnownPages):
-    """Finds the pages of a queue in which there may be something to claim.
-
-    Args:
-        pages: the pages.
-        tickets: of the queue's coordinator.
-        components: the clock.
-        is_billed: whether listings cost money: then they wait for the bell.
-        order: which pages come first.
+    """Finds the pages of a queue in which there may be something to claim; see `KnownPages`.
 
     Attributes:
         unannounced: how many pages listings have shown that no ring had announced. The coordinator
             rings for them, and sets it to 0.
     """
 
-    def __init__(
-        self,
-        pages: PageStore,
-        tickets: TicketReader,
-        components: Components,
-        *,
-        is_billed: bool,
-        order: QueueOrder = "fifo",
-    ) -> None:
-        super().__init__(pages, tickets, components, is_billed=is_billed, order=order)
-        self.unannounced = 0
-        self._is_billed = is_billed
-        self._has_found = True
+    unannounced = 0
+    _has_found = True
+    """Whether the last listing has found something."""
 
     @property
     def may_find_more(self) -> bool:

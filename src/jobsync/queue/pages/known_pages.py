@@ -62,7 +62,7 @@ class KnownPages:
         pages: the pages.
         tickets: of the queue's coordinator.
         components: the clock.
-        is_billed: whether listings cost money.
+        is_billed: whether listings cost money: then they wait for the bell.
         order: which pages come first.
 
     Attributes:
@@ -83,6 +83,7 @@ class KnownPages:
         self.has_peers = False
         self._pages = pages
         self._tickets = tickets
+        self._is_billed = is_billed
         self._is_lifo = order == "lifo"
         self._is_complete = False
         """Whether everything that is not done is known."""

@@ -196,7 +196,7 @@ class PostgresConnection(AsyncConnection[TupleRow]):
             self._exchange = self._result = None
 
     def _start_timer(self) -> None:
-        """Let the exchange that begins now end in time."""
+        """Set the deadline of the exchange that begins now."""
         # One timer for all statements, moved when it fires: most are over long before.
         self._deadline = self._loop.time() + self.statement_timeout
         if self._timer is None:
