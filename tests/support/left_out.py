@@ -1,7 +1,7 @@
 """Tests that only run at full scale. On its own because it is a table.
 
 Each takes long, and at small scale a sibling tells nearly the same: the same test on another store,
-a story of the same kind, a smaller model.
+or a story of the same kind.
 """
 
 __all__ = ["ONLY_AT_FULL_SCALE"]
@@ -34,10 +34,7 @@ _TESTS = {
         "test_a_process_works_on_several_queues[s3]",
         "test_listeners_under_the_documents_names[s3]",
     ),
-    "tests/processes/test_election.py": (
-        "test_no_stale_write_is_accepted_in_a_storm[postgres]",
-        "test_user_code_that_blocks_its_loop_does_not_cost_the_leadership",
-    ),
+    "tests/processes/test_election.py": ("test_no_stale_write_is_accepted_in_a_storm[postgres]",),
     "tests/processes/test_jobs.py": ("test_no_task_is_done_twice_or_never[postgres-printed-join]",),
     "tests/processes/test_plugins.py": (
         "test_a_signal_may_come_at_any_moment_of_the_start[postgres-",
@@ -52,15 +49,9 @@ _TESTS = {
     "tests/seeds/test_guide_in_order.py": (
         "test_all_blocks_run_in_order_on_one_database[postgres]",
     ),
-    "tests/simulation/models/test_models.py": (
-        "test_a_protocol_holds[PageModel, a crash beside a living claim]",
-    ),
     "tests/simulation/test_queue.py": (
         "test_storms[400]",
         "test_storms_in_which_clocks_stop[1]",
-    ),
-    "tests/simulation/test_queue_mutants.py": (
-        "test_the_world_notices[returns_what_cancels_itself]",
     ),
     "tests/simulation/test_queue_on_pages.py": (
         "test_the_world_notices[does_not_know_what_is_due]",
