@@ -228,8 +228,8 @@ def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
 def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
     """A worker checks the age of its claims, but not its session."""
 
-    def check(self: InFlight, delivery: Delivery) -> bool:
-        is_over = self._clock.mono() - delivery.sent >= self._lease
+    def check(self: InFlight, delivery: Delivery, now: Mono) -> bool:
+        is_over = now - delivery.sent >= self._lease
         if is_over and not delivery.is_settling:
             self.lose(delivery, "its claim could not be renewed in time")
         return not delivery.is_lost
@@ -543,9 +543,10 @@ def loses_the_slot_of_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
     async def serve(self: HandlerSlots) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while not task.cancelling() and (delivery := self._next_ready()) is not None:
+        now = self._clock.mono()
+        while not task.cancelling() and (delivery := self._next_ready(now)) is not None:
             delivery.task = task
-            await self._handle(delivery)
+            now = await self._handle(delivery, now)
         if not task.cancelling():
             self._servers -= 1
 

@@ -77,8 +77,11 @@ class Document(Mapping[str, Json]):
     _record: Record
 
     def __init__(self, record: Record) -> None:
-        read_value(record)
-        object.__setattr__(self, "_record", record)
+        # As in `read_value`: there is a document for each message.
+        value = record.value
+        if type(value) is not dict or type(value.get("id")) is not str:
+            read_value(record)
+        _set_record(self, record)
 
     def __getitem__(self, name: str) -> Json:
         if name == VERSION:
@@ -117,6 +120,10 @@ class Document(Mapping[str, Json]):
     def _explain_missing(self, name: object) -> str:
         hint = closest_name(str(name), self)
         return f"the record has no {name!r}" + (f"; did you mean {hint}?" if hint else "")
+
+
+_set_record = Document.__dict__["_record"].__set__
+"""Sets the record of a new document, which is read-only afterwards."""
 
 
 class SortKey(msgspec.Struct, frozen=True):

@@ -40,12 +40,20 @@ running_delivery: ContextVar["tuple[SlotsOwner, Delivery] | None"] = ContextVar(
 class SlotsOwner(ClaimOwner, Protocol):
     """The worker whose messages are handled."""
 
-    def conclude(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
-        """Settle a message, unless its handler has done so or it is lost."""
+    def conclude(
+        self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
+    ) -> None:
+        """Settle a message, unless its handler has done so or it is lost.
+
+        Args:
+            delivery: the message.
+            verdict: how its handler ended.
+            ended: when; now, if the caller does not know.
+        """
         ...
 
     def on_released(self, delivery: Delivery) -> None:
-        """Its handler has ended."""
+        """The handler of a suspect has ended, or the handling of a message that is lost."""
         ...
 
 
@@ -183,56 +191,60 @@ class HandlerSlots:
     async def _serve(self) -> None:
         """Handle ready messages one by one: a task for each would cost more than most handlers."""
         task, begun = asyncio.current_task(), self._clock.mono()
+        # The clock is read once for each message: its handler starts when the one before has ended.
+        now = begun
         try:
             # A cancelled task starts nothing else, whatever the reason.
             while task is not None and not task.cancelling():
-                delivery = self._next_ready()
+                delivery = self._next_ready(now)
                 if delivery is None:
                     break
                 delivery.task = task
-                if await self._handle(delivery) - begun >= self._turn:
+                now = await self._handle(delivery, now)
+                if now - begun >= self._turn:
                     await asyncio.sleep(0)
-                    begun = self._clock.mono()
+                    begun = now = self._clock.mono()
         finally:
             self._servers -= 1
             self._start_servers()
 
-    def _next_ready(self) -> Delivery | None:
+    def _next_ready(self, now: Mono) -> Delivery | None:
         """Return the next message to start, if there is one."""
         while self._ready and not self.is_stopping:
             delivery = self._ready.popleft()
-            if self._in_flight.check(delivery):
+            if self._in_flight.check(delivery, now):
                 return delivery
         return None
 
-    async def _handle(self, delivery: Delivery) -> Mono:
-        """Run a message's handler and settle; return when it has ended."""
-        started = self._prepare(delivery)
-        ended = started
+    async def _handle(self, delivery: Delivery, started: Mono) -> Mono:
+        """Run a message's handler, which starts now, and settle; return when it has ended."""
+        self._prepare(delivery, started)
         try:
             verdict, overrun = await self._executor.run(delivery)
             if delivery.is_interrupted and not delivery.is_late and isinstance(verdict, Failed):
                 verdict = Returned()
-            self._owner.conclude(delivery, verdict)
+            ended = self._clock.mono()
+            self._owner.conclude(delivery, verdict, ended)
             # Not kept: an error refers to the frames of its callers, and this is one of them.
             del verdict
             if overrun is not None:
                 self._report_overrun(delivery)
                 # Its thread is occupied until it returns.
                 await asyncio.wait([overrun])
-            ended = self._clock.mono()
+                ended = self._clock.mono()
             self._prefetch.measure(ended - started)
         except asyncio.CancelledError:
             self._conclude_cancelled(delivery)
+            ended = self._clock.mono()
         finally:
             self._release(delivery)
         return ended
 
-    def _prepare(self, delivery: Delivery) -> Mono:
-        """Start a handler's time; return when that is."""
+    def _prepare(self, delivery: Delivery, started: Mono) -> None:
+        """Start a handler's time."""
         message, executor, timeout = delivery.message, self._executor, delivery.message.timeout
         delivery.timeout = self._timeout if timeout is None else timeout
-        delivery.started = started = self._clock.mono()
+        delivery.started = started
         self.running[delivery] = None
         delivery.is_on_loop = executor.is_async
         if delivery.timeout is not None:
@@ -242,16 +254,17 @@ class HandlerSlots:
                 message, self._worker_id, self._clock, delivery.timeout, self._owner
             )
         running_delivery.set((self._owner, delivery))
-        return started
 
     def _release(self, delivery: Delivery) -> None:
         """Clean up after a handler has ended."""
         # Not kept: the task would refer to what it has run, and that to the task.
         delivery.task = None
         self.running.pop(delivery, None)
-        self._overrun.pop(delivery, None)
+        if self._overrun:
+            self._overrun.pop(delivery, None)
         self.deadlines.remove(delivery)
-        self._owner.on_released(delivery)
+        if delivery.message.is_suspect:
+            self._owner.on_released(delivery)
         if len(self._ready) <= self._refill_at:
             self._changed.set()
 

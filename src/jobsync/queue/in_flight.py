@@ -183,10 +183,10 @@ class InFlight:
         elif self._former:
             self._former = [each for each in self._former if each is not delivery]
 
-    def check(self, delivery: Delivery) -> bool:
-        """Return whether a claim is certainly this worker's; if it is not, lose it."""
+    def check(self, delivery: Delivery, now: Mono) -> bool:
+        """Return whether a claim is certainly this worker's now; if it is not, lose it."""
         if not (delivery.is_lost or delivery.is_settling):
-            session, now = self._membership.session, self._clock.mono()
+            session = self._membership.session
             if not session.is_trusted_at(now) or session.incarnation != delivery.session:
                 self.lose(delivery, "the session of this worker is in doubt")
             elif now - delivery.sent >= self._lease:
@@ -244,7 +244,8 @@ class InFlight:
 
     def _check_all(self) -> list[Delivery]:
         """Lose the claims that are not certainly this worker's; return the others."""
-        return [delivery for delivery in list(self) if self.check(delivery)]
+        now = self._clock.mono()
+        return [delivery for delivery in list(self) if self.check(delivery, now)]
 
     async def _extend(self, due: Sequence[Delivery], seconds: float) -> None:
         # A shorter extension than the visibility timeout counts as sent earlier. A longer one

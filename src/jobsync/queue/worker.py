@@ -19,7 +19,14 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
-from jobsync.core.messages import Failed, HandlerVerdict, Returned, Transition, decide
+from jobsync.core.messages import (
+    Completed,
+    Failed,
+    HandlerVerdict,
+    Returned,
+    Transition,
+    decide,
+)
 from jobsync.core.retry import ExponentialBackoff, Retries
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
@@ -337,19 +344,26 @@ class Worker:
                 self._completer.submit(bury, None)
         return deliveries
 
-    def conclude(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
+    def conclude(
+        self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
+    ) -> None:
         """Settle a message, unless its handler has done so or it is lost."""
         if self._in_flight.find(delivery.message) is delivery:
-            self._submit(delivery, verdict)
+            self._submit(delivery, verdict, ended)
 
-    def _submit(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
-        move, delivery.delay = self._decide(delivery.message, verdict)
+    def _submit(
+        self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
+    ) -> None:
         delivery.verdict, delivery.is_settling = verdict, True
-        started = delivery.started
-        delivery.duration = 0.0 if started is None else self._clock.mono() - started
-        error = verdict.error if isinstance(verdict, Failed) else ""
-        receipt = delivery.message.receipt
-        settlement = Settlement(receipt=receipt, move=move, delay=delivery.delay, error=error)
+        started, receipt = delivery.started, delivery.message.receipt
+        if started is not None:
+            delivery.duration = (ended or self._clock.mono()) - started
+        if isinstance(verdict, Completed):
+            settlement = Settlement(receipt=receipt, move="complete")
+        else:
+            move, delivery.delay = self._decide(delivery.message, verdict)
+            error = verdict.error if isinstance(verdict, Failed) else ""
+            settlement = Settlement(receipt=receipt, move=move, delay=delivery.delay, error=error)
         self._completer.submit(settlement, delivery)
 
     def _decide(self, message: Message, verdict: HandlerVerdict) -> tuple[Transition, float]:

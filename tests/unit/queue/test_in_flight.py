@@ -109,7 +109,7 @@ async def test_a_claim_is_believed_only_while_it_stands(
                     await in_flight._renew_due()
             except Unavailable:
                 pass
-        assert not in_flight.check(delivery) or clock.mono() < backend.due
+        assert not in_flight.check(delivery, clock.mono()) or clock.mono() < backend.due
 
 
 def test_a_delivery_that_is_being_settled_stays_when_its_message_comes_again() -> None:
