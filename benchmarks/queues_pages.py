@@ -25,7 +25,7 @@ from waiting import until
 from jobsync import Database, QueuePlugin
 from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.queue.backend import NewMessage
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 
 ROUNDS = 4
 MESSAGES = {1: 200, 10: 1_000, 100: 10_000}

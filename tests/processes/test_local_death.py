@@ -29,7 +29,7 @@ from jobsync import Database, QueuePlugin, open_store
 from jobsync.coordination.session import SESSIONS
 from jobsync.core.trust import Timing
 from jobsync.processes import SystemProcesses
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.queue.sql.postgres import PostgresBackend
 
 HOUR = 3600.0

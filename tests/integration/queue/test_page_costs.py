@@ -13,7 +13,7 @@ from waiting import until
 
 from jobsync import Database, QueuePlugin
 from jobsync.queue.backend import NewMessage, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.queue.usage import RequestCounts
 
 QUEUE = "default/tasks"
