@@ -26,6 +26,7 @@ from jobsync.queue.pages.claimer import PageClaimer
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.finder import PageFinder
 from jobsync.queue.pages.listing_plan import ListingPlan
+from jobsync.queue.pages.moves import PageMoves
 from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
 from jobsync.queue.pages.page_reader import PageReader
 from jobsync.queue.pages.page_store import PageStore
@@ -218,11 +219,11 @@ def refuses_in_doubt(patch: pytest.MonkeyPatch) -> None:
 def refuses_what_was_settled(patch: pytest.MonkeyPatch) -> None:
     """A settlement is refused because the rest of a move is."""
 
-    async def finish_moves(self: PagesBackend, place: str) -> None:
+    async def finish(self: PageMoves, place: str) -> None:
         for target in await self._pages.finish_moves(place):
             self._finder.add(target)
 
-    patch.setattr(PagesBackend, "_finish_moves", finish_moves)
+    patch.setattr(PageMoves, "finish", finish)
 
 
 def takes_damage_for_an_end(patch: pytest.MonkeyPatch) -> None:
