@@ -25,6 +25,7 @@ from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.claimer import PageClaimer
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.finder import PageFinder
+from jobsync.queue.pages.known_pages import KnownPages
 from jobsync.queue.pages.listing_plan import ListingPlan
 from jobsync.queue.pages.moves import PageMoves
 from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
@@ -389,6 +390,11 @@ def claims_more_than_it_may(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PageClaimer, "claim", claim)
 
 
+def takes_the_oldest_first(patch: pytest.MonkeyPatch) -> None:
+    """Pages are taken in the order of their names, whatever the order of the queue."""
+    patch.setattr(KnownPages, "_iterate", lambda self: self._order)
+
+
 KILLED: dict[Patch, tuple[str, str]] = {
     watches_pages_as_a_whole: ("watched_apart", "QL2"),
     drops_what_moves: ("dropped_while_moving", "P4"),
@@ -418,6 +424,7 @@ KILLED: dict[Patch, tuple[str, str]] = {
     copies_twice: ("killed_while_moving", "P2"),
     settles_what_is_finished: ("settled_again", "Q10"),
     claims_more_than_it_may: ("drains", "Q10"),
+    takes_the_oldest_first: ("newest_first", "Q26"),
 }
 """For each mutant of the backend a story that catches it, and the invariant that it violates."""
 
