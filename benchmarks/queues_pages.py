@@ -3,12 +3,16 @@
 A bare page is created, read and replaced twice, with bodies of the size that ours have; the bare
 loop lists once for a thousand pages, and sends one request after the other. Ours and bare take
 turns, and a ratio is the median of the rounds' ratios.
+
+Then four workers share one queue, and their conflicts are counted.
 """
 
 import asyncio
 import statistics
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,18 @@ from waiting import until
 
 from jobsync import Database, QueuePlugin
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.queue.backend import NewMessage
-from jobsync.queue.sql import open_backend
+from jobsync.queue.backend import NewMessage, Settlement
+from jobsync.queue.opening import open_backend
+from jobsync.stores.contract import Change, Outcome, Store
+from jobsync.stores.decorator import StoreDecorator
 
 ROUNDS = 4
 MESSAGES = {1: 200, 10: 1_000, 100: 10_000}
 """Messages in a round, by messages in a page."""
 LEAST = 0.4
+WORKERS, SHARED = 4, 2_000
+"""Workers that share a queue, and the messages in it, each in a page of its own."""
+MOST_CONFLICTS = 0.05
 QUEUE = "default/tasks"
 
 
@@ -126,11 +135,62 @@ async def compare(server: SeaweedServer, size: int) -> Row:
     )
 
 
+class Contended(StoreDecorator):
+    """A store that counts the writes of pages, and those that others have forestalled."""
+
+    def __init__(self, inner: Store, counts: Counter[str]) -> None:
+        super().__init__(inner)
+        self._counts = counts
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Write and count."""
+        outcomes = await self.inner.write(changes)
+        for change, outcome in zip(changes, outcomes, strict=True):
+            if change.key.startswith("page/"):
+                self._counts[type(outcome).__name__] += 1
+        return outcomes
+
+
+async def drain_shared(url: str, worker: str, counts: Counter[str]) -> None:
+    """Claim and complete messages until there are none."""
+    async with Database(url) as db:
+        backend = open_backend(Contended(db.store, counts), QUEUE, db.components)
+        while counts["handled"] < SHARED:
+            claimed = await backend.claim(10, session=worker, visibility=30, at_most=10)
+            settlements = [
+                Settlement(receipt=each.receipt, move="complete") for each in claimed.messages
+            ]
+            counts["handled"] += sum(await backend.settle(settlements)) if settlements else 0
+            if not settlements:
+                await asyncio.sleep(0.1)
+
+
+async def count_conflicts(server: SeaweedServer) -> Row:
+    """Drain a queue with several workers; compare their conflicts with their claims."""
+    show_progress(f"{WORKERS} workers")
+    url = server.url("bench", "shared")
+    await push_ours(url, 1, SHARED)
+    counts: Counter[str] = Counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(WORKERS):
+            group.create_task(drain_shared(url, f"worker-{number}", counts))
+    share = counts["Conflicted"] / SHARED
+    return Row(
+        label=f"s3: conflicts of {WORKERS} workers on one queue",
+        text=f"{share:.1%} of {SHARED:,} claims",
+        budget=f"at most {MOST_CONFLICTS:.0%}",
+        is_within=share <= MOST_CONFLICTS,
+        value=share,
+        better="lower",
+    )
+
+
 async def main() -> int:
     """Measure, and compare with the budgets."""
     with SeaweedServer() as server:
         server.create_bucket("bench")
         rows = [await compare(server, size) for size in MESSAGES]
+        rows.append(await count_conflicts(server))
     return 0 if print_rows(rows, as_json="--json" in sys.argv) else 1
 
 

@@ -6,11 +6,8 @@ runs in another namespace, is dead by its timeout alone.
 """
 
 import asyncio
-import functools
 import itertools
-import shutil
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 import pytest
 from election_processes import CandidateProcess, ElectionProcesses
 from job_processes import JobProcesses
-from processes import WorkerProcess
+from processes import OTHER_NAMESPACE, WorkerProcess, can_unshare
 from psycopg import AsyncConnection
 from queue_processes import QueueProcesses
 from servers import Locate
@@ -29,7 +26,7 @@ from jobsync import Database, QueuePlugin, open_store
 from jobsync.coordination.session import SESSIONS
 from jobsync.core.trust import Timing
 from jobsync.processes import SystemProcesses
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.queue.sql.postgres import PostgresBackend
 
 HOUR = 3600.0
@@ -362,15 +359,6 @@ async def test_a_process_that_stands_still_is_dead_by_its_timeout_alone(
     proof.record("frozen process", timeout=TIMING.timeout, **summarise(took))
 
 
-@functools.cache
-def can_unshare() -> bool:
-    """Whether this user may create namespaces of processes."""
-    if shutil.which("unshare") is None:
-        return False
-    command = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
 async def kill_elsewhere(
     election: ElectionProcesses, victim: Sequence[str], other: Sequence[str], *, is_leader: bool
 ) -> float:
@@ -397,7 +385,7 @@ async def test_a_death_in_another_namespace_is_known_by_the_timeout_alone(
         pytest.skip("unshare --pid is not permitted here")
     if not mounts and not full_scale:
         pytest.skip("at full scale; tests/unit/test_processes.py has a /proc of others")
-    inside = ["unshare", "--pid", "--fork", "--kill-child", *["--mount-proc"][: int(mounts)]]
+    inside = OTHER_NAMESPACE if mounts else OTHER_NAMESPACE[:-1]
     cases = list(itertools.product([(inside, inside), (inside, []), ([], inside)], [True, False]))
     took = []
     for number, ((victim, other), is_leader) in enumerate(cases if full_scale else cases[:1]):

@@ -25,7 +25,9 @@ from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.claimer import PageClaimer
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.finder import PageFinder
+from jobsync.queue.pages.known_pages import KnownPages
 from jobsync.queue.pages.listing_plan import ListingPlan
+from jobsync.queue.pages.moves import PageMoves
 from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
 from jobsync.queue.pages.page_reader import PageReader
 from jobsync.queue.pages.page_store import PageStore
@@ -218,11 +220,11 @@ def refuses_in_doubt(patch: pytest.MonkeyPatch) -> None:
 def refuses_what_was_settled(patch: pytest.MonkeyPatch) -> None:
     """A settlement is refused because the rest of a move is."""
 
-    async def finish_moves(self: PagesBackend, place: str) -> None:
+    async def finish(self: PageMoves, place: str) -> None:
         for target in await self._pages.finish_moves(place):
             self._finder.add(target)
 
-    patch.setattr(PagesBackend, "_finish_moves", finish_moves)
+    patch.setattr(PageMoves, "finish", finish)
 
 
 def takes_damage_for_an_end(patch: pytest.MonkeyPatch) -> None:
@@ -388,6 +390,11 @@ def claims_more_than_it_may(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PageClaimer, "claim", claim)
 
 
+def takes_the_oldest_first(patch: pytest.MonkeyPatch) -> None:
+    """Pages are taken in the order of their names, whatever the order of the queue."""
+    patch.setattr(KnownPages, "_iterate", lambda self: self._order)
+
+
 KILLED: dict[Patch, tuple[str, str]] = {
     watches_pages_as_a_whole: ("watched_apart", "QL2"),
     drops_what_moves: ("dropped_while_moving", "P4"),
@@ -417,6 +424,7 @@ KILLED: dict[Patch, tuple[str, str]] = {
     copies_twice: ("killed_while_moving", "P2"),
     settles_what_is_finished: ("settled_again", "Q10"),
     claims_more_than_it_may: ("drains", "Q10"),
+    takes_the_oldest_first: ("newest_first", "Q26"),
 }
 """For each mutant of the backend a story that catches it, and the invariant that it violates."""
 

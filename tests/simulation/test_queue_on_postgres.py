@@ -19,7 +19,7 @@ from servers import PostgresServer
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import NewMessage, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.queue.sql import postgres as postgres_queue
 from jobsync.queue.sql.postgres import PostgresBackend
 from jobsync.stores.sql import PostgresAccess

@@ -9,7 +9,7 @@ import pytest
 
 from jobsync import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import ClaimResult, NewMessage, QueueBackend, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.stores.contract import Applied, Put
 from jobsync.testing import (
     Link,

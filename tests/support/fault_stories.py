@@ -16,7 +16,7 @@ from jobsync import Conflict, Misconfigured, OutcomeUnknown, Put, Unavailable
 from jobsync.core.messages import Transition
 from jobsync.database.locks import Lock
 from jobsync.queue.backend import Message, NewMessage, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import NodeDatabase, World, check_answers, check_messages, connect
 from jobsync.testing.invariants import Violation, require

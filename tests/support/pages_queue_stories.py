@@ -44,7 +44,7 @@ from jobsync.testing import (
     strikes,
 )
 from jobsync.testing.invariants import fail
-from jobsync.testing.strikes import STRIKES
+from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = ["OWN_STORIES", "STORIES", "STORMS"]
 
@@ -358,6 +358,25 @@ async def clocks_jump(world: World) -> None:
 
 
 @on_pages
+async def newest_first(world: World) -> None:
+    """The latest messages are taken first, also those that come while older ones wait."""
+    fleet = QueueFleet(world, order="lifo", prefetch=0, concurrency=1)
+    batches = [
+        Batch([fleet.build_message("long", 8.0)], pause, max_attempts=99)
+        for pause in (*[1.0] * 6, 60.0, *[1.0] * 5)
+    ]
+    sending = asyncio.create_task(send(fleet, *batches))
+    # Machines may disagree on which pages are still to come.
+    await asyncio.sleep(4 * _SKEW)
+    worker = fleet.add_worker("a")
+    await sending
+    await strikes.cut([worker], world.dice.uniform(1, 10))
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_newest_first(2 * _ON_TIME)
+
+
+@on_pages
 async def retained(world: World) -> None:
     """Finished messages are kept for at least an hour, and for as long as their end demands."""
     completed_ttl, dead_ttl = world.dice.choice(((60.0, 2 * HOUR), (2 * HOUR, 60.0)))
@@ -401,14 +420,21 @@ _STORM_HOURS = 2.5
 @on_pages
 async def stormy(world: World) -> None:
     """Processes push and handle for hours of all strikes that leave clocks running."""
-    await run_stormy_hours(world, _STRIKES, trusts_clocks=True, hours=_STORM_HOURS)
+    await _run_storm(world, _STRIKES, trusts_clocks=True)
 
 
 @on_pages
 async def stormy_with_suspends(world: World) -> None:
     """Likewise, and clocks stop at times."""
-    kinds = (*_STRIKES, strikes.suspend)
-    await run_stormy_hours(world, kinds, trusts_clocks=False, hours=_STORM_HOURS)
+    await _run_storm(world, (*_STRIKES, strikes.suspend), trusts_clocks=False)
+
+
+async def _run_storm(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool) -> None:
+    # By the seed and not by dice, so that the storms of former seeds stay what they were.
+    order = "lifo" if abs(world.seed) % 5 == 2 else "fifo"
+    await run_stormy_hours(
+        world, kinds, trusts_clocks=trusts_clocks, hours=_STORM_HOURS, order=order
+    )
 
 
 @on_pages
@@ -438,6 +464,7 @@ OWN_STORIES = (
     damaged,
     delays,
     clocks_jump,
+    newest_first,
     retained,
 )
 _ONLY_DATABASES = (

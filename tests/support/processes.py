@@ -3,7 +3,9 @@
 `ProcessGroup` runs scripts that speak the `worker_protocol`. No process outlives its group.
 """
 
+import functools
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,18 @@ import msgspec
 from waiting import now, until
 from worker_protocol import Fact, FactLog
 
-__all__ = ["ProcessGroup", "WorkerProcess"]
+__all__ = ["OTHER_NAMESPACE", "ProcessGroup", "WorkerProcess", "can_unshare"]
+
+OTHER_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Runs a process in a namespace of its own: others do not see its death, as on another machine."""
+
+
+@functools.cache
+def can_unshare() -> bool:
+    """Whether this user may create namespaces of processes."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*OTHER_NAMESPACE, "true"], check=False).returncode == 0
 
 
 class WorkerProcess:

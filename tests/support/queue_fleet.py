@@ -627,6 +627,14 @@ class QueueFleet:
         }
         require(not late, "QL5", f"took longer than {seconds:g} s after their delays: {late}")
 
+    def expect_newest_first(self, seconds: float) -> None:
+        """Check that no message began while a later one was there for this many seconds."""
+        left = dict(self._pushed)
+        for done in self.world.history:
+            if done.what == "begin" and (pushed := left.pop(done.details["id"], None)) is not None:
+                later = [name for name, at in left.items() if pushed < at < done.at - seconds]
+                require(not later, "Q26", f"{done} began before {later}")
+
     def _start(
         self, name: str, live: Callable[[QueueProcess], Any], *, is_idle: bool = False
     ) -> Node:

@@ -14,9 +14,10 @@ from store_locations import PostgresLocation, StoreLocation
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.core.clock import Mono, SystemClock, Wall
 from jobsync.queue.backend import QueueBackend
+from jobsync.queue.directory import QueueDirectory
+from jobsync.queue.opening import open_backend, open_directory
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
-from jobsync.queue.sql import QueueDirectory, open_backend, open_directory
 from jobsync.stores.contract import Change, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.settling import SettlingStore

@@ -15,7 +15,7 @@ from worker_protocol import Fact
 from jobsync import Database, QueuePlugin
 from jobsync.core.messages import LIVE
 from jobsync.queue.backend import MessageInfo
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 
 __all__ = ["QueueProcesses", "check_messages"]
 

@@ -839,7 +839,12 @@ async def step_clock(clock: Clock, world: World, end: float) -> None:
 
 
 async def run_stormy_hours(
-    world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool, hours: float = 1.0
+    world: World,
+    kinds: tuple[Strike, ...],
+    *,
+    trusts_clocks: bool,
+    hours: float = 1.0,
+    **options: Any,
 ) -> None:
     """Run a stormy hour, or several, and check what comes after it."""
     dice = world.dice
@@ -853,6 +858,7 @@ async def run_stormy_hours(
         poll_interval=dice.choice((2.0, 10.0)),
         grace=dice.choice((2.0, 25.0)),
         completed_ttl=dice.choice((60.0, 300.0)),
+        **options,
     )
     for name in "abcd"[: dice.choice((1, 2, 3, 3, 4))]:
         fleet.add_worker(name)

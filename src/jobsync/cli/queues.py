@@ -273,7 +273,7 @@ def _run_on_queue(
     url: str | None, queue: str, work: Callable[[QueueBackend], Awaitable[T]]
 ) -> tuple[str, T]:
     """Run a coroutine function on an existing queue; return its full name, and the result."""
-    from jobsync.queue.sql import open_backend
+    from jobsync.queue.opening import open_backend
     from jobsync.status.queues import read_queues_status
 
     async def run(store: Store, components: Components) -> tuple[str, T]:

@@ -45,6 +45,8 @@ _MAX_DEPTH = 64
 _PLAIN_SCALARS = frozenset({str, int, float, bool, type(None)})
 _PLAIN_KEYS = frozenset({str})
 _PLAIN_OBJECTS = frozenset({dict})
+_PLAIN_ARRAYS = frozenset({list})
+_ARRAYS = frozenset({list, tuple})
 
 
 def _plain(value: Any) -> str | int | float:
@@ -89,7 +91,8 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
     """
     # A fast check passes almost every value; only the others are searched for the fault.
     try:
-        if _convert((value,), _Plain).value != value:
+        # Unequal are tuples, which are allowed, and sets, which are not.
+        if _convert((value,), _Plain).value != value and not _is_plain(value, _ARRAYS):
             check_json(value, field)
         data = _encode(value)
     except _CHECK_FAILURES:
@@ -164,12 +167,18 @@ def to_plain_all(values: list[dict[str, Json]]) -> list[dict[str, Json]]:
     return values if is_plain else [to_plain(value) for value in values]
 
 
-def _is_plain(value: Json, depth: int = 0) -> bool:
-    """Whether a value has only the types that are read back, and is not nested too deeply."""
+def _is_plain(value: Json, arrays: frozenset[type[Any]] = _PLAIN_ARRAYS, depth: int = 0) -> bool:
+    """Whether a value has only the types that are read back, and is not nested too deeply.
+
+    Args:
+        value: the value.
+        arrays: the types that may be in the place of a list.
+        depth: how deep the value is within another.
+    """
     kind = type(value)
     if kind is dict:
         items, has_text_keys = value.values(), _PLAIN_KEYS.issuperset(map(type, value))
-    elif kind is list:
+    elif kind in arrays:
         items, has_text_keys = value, True
     else:
         return kind in _PLAIN_SCALARS
@@ -177,7 +186,7 @@ def _is_plain(value: Json, depth: int = 0) -> bool:
         return False
     # Nearly all records are flat: one pass over the types, without a call for each.
     return _PLAIN_SCALARS.issuperset(map(type, items)) or all(
-        _is_plain(item, depth + 1) for item in items
+        _is_plain(item, arrays, depth + 1) for item in items
     )
 
 

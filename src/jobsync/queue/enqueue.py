@@ -19,8 +19,8 @@ from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import EnqueueOptions, Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable, closest_name
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
+from jobsync.queue.opening import open_backend
 from jobsync.queue.settings import QueueSettings
-from jobsync.queue.sql import open_backend
 from jobsync.settings import Sources, resolve
 
 __all__ = ["build_messages", "enqueue_messages"]

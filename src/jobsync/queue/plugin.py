@@ -42,9 +42,10 @@ from jobsync.queue.executor import Executor, Handler
 from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
+from jobsync.queue.message_records import MessageRecords
+from jobsync.queue.opening import open_backend
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts

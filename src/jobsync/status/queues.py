@@ -18,7 +18,8 @@ from jobsync.queue.backend import (
     QueueContent,
     name_queue,
 )
-from jobsync.queue.sql import QueueDirectory, open_directory
+from jobsync.queue.directory import QueueDirectory
+from jobsync.queue.opening import open_directory
 from jobsync.queue.worker_status import WorkerStatus, read_worker_statuses
 from jobsync.status.sessions import (
     SessionCondition,

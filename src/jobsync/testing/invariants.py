@@ -109,6 +109,7 @@ INVARIANTS: Mapping[str, str] = {
     "Q23": "A process that has stopped has told its handlers, and reported all its messages.",
     "Q24": "A finished message is kept for its time, and removed soon after it.",
     "Q25": "No message of a paused queue is claimed.",
+    "Q26": "A worker alone takes messages in the order of the queue.",
     # Pages of queues on object stores.
     "P1": "A page that was dropped never comes back.",
     "P2": "A message is in one page, or in one that moves it and in the target.",

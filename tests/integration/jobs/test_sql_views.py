@@ -22,7 +22,7 @@ from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
 from jobsync.jobs.sql_views import POSTGRES_VIEWS, VIEWS_VERSION
 from jobsync.queue.backend import NewMessage, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 
 _numbers = itertools.count()
 

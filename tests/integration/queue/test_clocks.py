@@ -12,7 +12,8 @@ from chance import FakeClock, SeededRandomness
 from jobsync import Components
 from jobsync.events import Events
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
-from jobsync.queue.sql import open_backend, sqlite
+from jobsync.queue.opening import open_backend
+from jobsync.queue.sql import sqlite
 from jobsync.stores.sqlite.store import SqliteStore
 
 Start = Callable[[], Awaitable[QueueBackend]]

@@ -13,7 +13,7 @@ from waiting import until
 
 from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.sql import Parameters, PostgresAccess
 

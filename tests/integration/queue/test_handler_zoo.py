@@ -16,8 +16,8 @@ from waiting import until
 from jobsync import Context, Database, Document, Event, Invalid, QueuePlugin
 from jobsync.queue import handler_slots, shutdown, worker
 from jobsync.queue.in_flight import InFlight
+from jobsync.queue.opening import open_backend
 from jobsync.queue.reaper import Quarantine
-from jobsync.queue.sql import open_backend
 
 CASES = {"coroutines": COROUTINES, "functions": FUNCTIONS, "shapes": SHAPES}
 OUTCOMES = {

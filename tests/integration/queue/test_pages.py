@@ -180,6 +180,26 @@ async def test_claims_cost_the_same_however_much_waits(location: PagesQueues) ->
     assert large["PUT"] == small["PUT"]
 
 
+@pytest.mark.parametrize("accepted", [1, 3])
+async def test_a_claim_that_fails_halfway_returns_what_it_has(
+    location: PagesQueues, accepted: int
+) -> None:
+    """Nothing waits until it lapses; the next claim reports that the store does not answer."""
+    _, producer = await open_counting(location)
+    for number in range(5):
+        await producer.push(new_messages(number))
+    requests, worker = await open_counting(location)
+    requests.crash_at = accepted
+    claimed = await worker.claim(10, session=ME, visibility=30)
+    assert len(claimed.messages) == accepted
+    assert claimed.more
+    with pytest.raises(Unavailable):
+        await claim(worker)
+    requests.crash_at = None
+    found = [*claimed.messages, *await claim(worker)]
+    assert sorted(ids(found)) == [f"id-{number}" for number in range(5)]
+
+
 async def test_a_partial_claim_leaves_the_rest_to_others(location: PagesQueues) -> None:
     """Both hold claims of one page; each settles its own."""
     one, other = await location.open("mails"), await location.open("mails")

@@ -35,8 +35,8 @@ from jobsync.queue import worker as worker_module
 from jobsync.queue.backend import ClaimResult, NewMessage
 from jobsync.queue.executor import THREAD_PREFIX
 from jobsync.queue.in_flight import Delivery
+from jobsync.queue.opening import open_backend
 from jobsync.queue.shutdown import wait_for_change
-from jobsync.queue.sql import open_backend
 from jobsync.queue.sql.common import SqlBackend
 
 SQL_ONLY = {

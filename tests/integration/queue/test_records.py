@@ -8,7 +8,7 @@ import pytest
 
 from jobsync import Database, Document, Invalid, QueuePlugin
 from jobsync.core.keys import escape
-from jobsync.queue.sql import MessageRecords
+from jobsync.queue.message_records import MessageRecords
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -12,7 +12,7 @@ from jobsync import Components, Misconfigured, Store, open_store
 from jobsync.core.messages import FINISHED, LIVE
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.queue.backend import MessageInfo, QueueBackend, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.stores import postgres
 from jobsync.stores.postgres.schema import POSTGRES_STEPS, schema_sql
 from jobsync.stores.sql import fill_in, load_sql

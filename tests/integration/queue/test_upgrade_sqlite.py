@@ -11,7 +11,7 @@ import pytest
 from jobsync import Components, Misconfigured, Store, open_store
 from jobsync.core.messages import FINISHED, LIVE
 from jobsync.queue.backend import MessageInfo, QueueBackend, Settlement
-from jobsync.queue.sql import open_backend
+from jobsync.queue.opening import open_backend
 from jobsync.stores import sqlite
 from jobsync.stores.sql import fill_in, load_sql
 from jobsync.stores.sqlite.file import SQLITE_STEPS

@@ -84,6 +84,8 @@ def test_a_value_comes_back_equal(value: Any) -> None:
     ("value", "text"),
     [
         ((1, (2, 3)), b"[1,[2,3]]"),
+        ({"a": ({"b": ()}, [None])}, b'{"a":[{"b":[]},[null]]}'),
+        ((Money(1.5), Colour.RED), b'[1.5,"red"]'),
         (Pair(1, 2), b"[1,2]"),
         (Colour.RED, b'"red"'),
         ({Colour.RED: 1}, b'{"red":1}'),
@@ -124,10 +126,11 @@ def test_a_value_that_is_not_json_is_refused_at_any_depth(value: Any, problem: s
     """A bad value is refused alone and deep inside, and the error names its place."""
     with pytest.raises(Invalid, match=problem):
         encode(value)
-    with pytest.raises(Invalid, match=problem) as caught:
-        encode({"rows": [0, {"cell": value}]}, "task")
-    assert caught.value.field == "task.rows[1].cell"
-    assert caught.value.fix
+    for rows in ([0, {"cell": value}], (0, {"cell": value})):
+        with pytest.raises(Invalid, match=problem) as caught:
+            encode({"rows": rows}, "task")
+        assert caught.value.field == "task.rows[1].cell"
+        assert caught.value.fix
 
 
 @given(st.lists(values | st.tuples(values), max_size=5))

@@ -43,6 +43,7 @@ from jobsync.queue.pages.claimer import PageClaimer, gather_all
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.dispatcher import Dispatcher, DispatcherHost
 from jobsync.queue.pages.finder import PageFinder
+from jobsync.queue.pages.moves import PageMoves
 from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
@@ -90,8 +91,9 @@ class PagesBackend(QueueBackend):
         )
         self._bell = QueueBell(store, queue, self._finder.plan, components)
         self._control = QueueControl(store, queue, components)
+        self._moves = PageMoves(self._pages, self._finder, components)
         self._claimer = PageClaimer(
-            self._pages, self._finder, self._control, components, self._finish_moves
+            self._pages, self._finder, self._control, components, self._moves.finish
         )
         self._retention = Retention(store, self._pages, components)
         self._shared_push = SharedPush(self.topic, self._push_page, max_bytes=MAX_PUSH_BYTES // 2)
@@ -214,29 +216,8 @@ class PagesBackend(QueueBackend):
             return changes.settle(page, batch, self._clock.wall().seconds, targets)
 
         answers = await self._pages.apply(place, change) or [False] * len(batch)
-        await self._after_change(place)
+        await self._moves.follow_up(place)
         return {each.receipt.id for (each, _), done in zip(batch, answers, strict=True) if done}
-
-    async def _after_change(self, place: str) -> None:
-        """Finish the moves that a change began; remember what can be claimed again."""
-        opened = self._pages.find_open(place)
-        if opened is None:
-            return
-        if opened.page.targets:
-            await self._finish_moves(place)
-        mark = opened.page.find_mark(self._clock.wall().seconds)
-        if mark is PageMark.DONE:
-            self._finder.remove(place)
-        elif mark is not PageMark.CLAIMED:
-            self._finder.add(place)
-
-    async def _finish_moves(self, place: str) -> None:
-        """Finish moves, if the store answers: otherwise whoever reads the page next does."""
-        try:
-            for target in await self._pages.finish_moves(place):
-                self._finder.add(target)
-        except (Misconfigured, OutcomeUnknown, Unavailable):
-            return
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         """Extend claims: one write for each page."""
@@ -330,7 +311,7 @@ class PagesBackend(QueueBackend):
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []
-        await self._after_change(place)
+        await self._moves.follow_up(place)
         return ended
 
     async def list_holders(self) -> list[str]:
@@ -361,34 +342,13 @@ class PagesBackend(QueueBackend):
 
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
         """Move dead letters back, page by page."""
-        chosen = None if ids is None else frozenset(check_ids(ids))
+        chosen = None if ids is None else check_ids(ids)
         if limit is not None:
             check_count("limit", limit, least=1)
-        done = 0
         try:
-            for listed in await self._pages.list_all(DEAD_LANE):
-                if listed.mark is PageMark.DONE or done == limit:
-                    continue
-                left = MAX_MESSAGES if limit is None else limit - done
-                done += await self._redrive(listed.place, chosen, left)
-        except (Misconfigured, Unavailable) as error:
-            if not done:
-                raise
-            detail = f"{done:,} messages were queued again before: {error}"
-            raise OutcomeUnknown(self.topic, detail) from error
+            return await self._moves.redrive(chosen, limit)
         finally:
             await self._bell.ring()
-        return done
-
-    async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
-        target = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
-
-        def change(page: QueuePage) -> tuple[QueuePage, int]:
-            return changes.begin_redrive(page, ids, limit, target)
-
-        count = await self._pages.apply(place, change) or 0
-        await self._after_change(place)
-        return count
 
     async def purge(self, states: Collection[MessageState]) -> int:
         """Remove messages for good, page by page."""

@@ -9,7 +9,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.errors import JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import ClaimResult, Message, Receipt
 from jobsync.queue.fleet import QueueFleet
 from jobsync.queue.pages import changes
@@ -104,12 +104,24 @@ class PageClaimer:
         Raises:
             Unavailable: nothing is in flight.
         """
+        messages: list[Message] = []
+        try:
+            return await self._claim(messages, wanted, at_most)
+        except (Misconfigured, Unavailable):
+            if not messages:
+                raise
+            # Lost here, they would wait until they lapse. The next claim learns what is wrong.
+            return self._build_result(messages, wanted, has_lost=True, is_paused=True)
+
+    async def _claim(
+        self, messages: list[Message], wanted: Claimant, at_most: int | None
+    ) -> ClaimResult:
+        """Claim messages, and add them to a list: there they are if a later request fails."""
         limit = wanted.limit
         most, is_whole = max(limit, at_most or 0), at_most is not None
         if self._pages.is_vetoed:
             await self._check_clock()
         is_fresh = await self.refresh_if_stale()
-        messages: list[Message] = []
         is_paused = False
         misses = 0
         chosen: dict[str, str | None] = {}
@@ -139,9 +151,9 @@ class PageClaimer:
             )
             if messages and not claimants:
                 break
-            found = await self._claim_pages(claimants)
-            messages += found
-            misses += not found
+            before = len(messages)
+            await self._claim_pages(claimants, messages)
+            misses += len(messages) == before
         # Others took the pages, or the next page does not fit as a whole.
         has_lost = misses >= _MAX_MISSES or (bool(chosen) and not is_paused)
         result = self._build_result(messages, wanted, has_lost=has_lost, is_paused=is_paused)
@@ -201,15 +213,23 @@ class PageClaimer:
             most -= size
         return claimants
 
-    async def _claim_pages(self, claimants: Mapping[str, Claimant]) -> list[Message]:
-        found = await gather_all(
-            [self._claim_page(place, each) for place, each in claimants.items()]
-        )
+    async def _claim_pages(
+        self, claimants: Mapping[str, Claimant], messages: list[Message]
+    ) -> None:
+        found: dict[str, list[Message]] = {}
+
+        async def claim(place: str, claimant: Claimant) -> None:
+            found[place] = await self._claim_page(place, claimant)
+
+        try:
+            await gather_all([claim(place, each) for place, each in claimants.items()])
+        finally:
+            for place in claimants:
+                messages += found.get(place, ())
         for place in claimants:
             opened = self._pages.find_open(place)
             if opened is not None and opened.page.targets:
                 await self._finish_moves(place)
-        return [message for messages in found for message in messages]
 
     async def _claim_page(self, place: str, claimant: Claimant) -> list[Message]:
         try:

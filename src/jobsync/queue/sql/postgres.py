@@ -24,7 +24,8 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.sql import TOPIC, MessageGroup, SqlDirectory
+from jobsync.queue.directory import TOPIC
+from jobsync.queue.sql import MessageGroup, SqlDirectory
 from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, OUTCOMES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
