@@ -35,7 +35,7 @@ from jobsync.queue.shutdown import Shutdown, wait_for_change
 from jobsync.queue.sql import sqlite, sqlite_claims
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.sqlite import SqliteBackend
-from jobsync.queue.sql.sqlite_claims import SQL
+from jobsync.queue.sql.sqlite_places import SQL
 from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -27,15 +27,18 @@ from psycopg.rows import TupleRow
 from jobsync.core.clock import Mono
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Corrupt, OutcomeUnknown
+from jobsync.queue.sql.postgres_places import run_steps_blocking
 from jobsync.stores.postgres.connection import statement_error
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
-from jobsync.stores.sql import Parameters, PostgresAccess, fill_in
+from jobsync.stores.sql import Parameters, PostgresAccess, Steps, fill_in
 from jobsync.testing.network import Link
 from jobsync.testing.rows import RowLink, SharedRows
 from jobsync.testing.sqlite_rows import RowStore
 from jobsync.testing.world import World
 
 __all__ = ["PostgresRows", "UserTransaction", "opened_rows", "use_database"]
+
+T = TypeVar("T")
 
 _CHANNEL = "world"
 _PREPARE_AFTER = 5
@@ -173,6 +176,14 @@ class _Session:
         cursor = self._cursor.execute(statement.encode(), parameters)
         return cursor.fetchall() if cursor.description else []
 
+    def run_steps(self, steps: Steps[T]) -> T:
+        """Run statements in one transaction at the world's time; return their result."""
+        self.changes.clear()
+        self.topics.clear()
+        self.set_time()
+        with self.connection.transaction():
+            return run_steps_blocking(self.connection, steps)
+
     def copy(self, statement: str, rows: bytes, topic: str) -> None:
         """Add rows at the world's time, and notify."""
         self.changes.clear()
@@ -231,6 +242,19 @@ class PostgresRows(SharedRows, PostgresAccess):
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
         """Run a statement that belongs to no node."""
         return self.commit(statement, parameters, place)
+
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        """Run statements that belong to no node, in one transaction."""
+        return self.commit_steps(build, place)
+
+    def commit_steps(self, build: Callable[[], Steps[T]], place: str, node: str = "") -> T:
+        """Run statements in one transaction, and record what it has changed; raises as `commit`."""
+        try:
+            result = self._session.run_steps(build())
+        except psycopg.Error as error:
+            raise self._to_error(error, place) from error
+        self._publish(self._session, node)
+        return result
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str
@@ -359,6 +383,11 @@ class _PostgresLink(RowLink, PostgresAccess):
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
         """Run a statement when the request arrives."""
         commit = partial(self._rows.commit, statement, parameters, place, self.node)
+        return await self.transact(commit, place)
+
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        """Run statements in one transaction when the request arrives."""
+        commit = partial(self._rows.commit_steps, build, place, self.node)
         return await self.transact(commit, place)
 
     async def run_and_notify(

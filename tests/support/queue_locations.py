@@ -18,6 +18,7 @@ from jobsync.queue.directory import QueueDirectory
 from jobsync.queue.opening import open_backend, open_directory
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
+from jobsync.queue.settings import QueueOrder
 from jobsync.stores.contract import Change, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.settling import SettlingStore
@@ -26,6 +27,7 @@ from jobsync.stores.sql import (
     PostgresAccess,
     SqlAccess,
     SqliteAccess,
+    Steps,
 )
 from jobsync.stores.sqlite.store import SqliteStore
 
@@ -71,7 +73,9 @@ class QueueLocation(Protocol):
 
     faults: Faults
 
-    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
+    async def open(
+        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+    ) -> QueueBackend:
         """Open another backend of a queue."""
         ...
 
@@ -140,6 +144,9 @@ class _FaultyPostgres(PostgresAccess):
             lambda: self._inner.run(statement, parameters, place), place
         )
 
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        return await self._faults.apply(lambda: self._inner.run_steps(build, place), place)
+
     async def run_and_notify(
         self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
     ) -> list[Any]:
@@ -165,13 +172,15 @@ class SqliteQueues:
         self._path = path
         self._stores: list[Store] = []
 
-    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
+    async def open(
+        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+    ) -> QueueBackend:
         """Open another backend of a queue."""
         components = components or Components.system()
         store = await SqliteStore.connect(self._path, components)
         self._stores.append(store)
         faulty = _FaultyStore(store, _FaultySqlite(store.sql, self.faults))
-        return open_backend(faulty, queue, components)
+        return open_backend(faulty, queue, components, order=order)
 
     def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
@@ -189,6 +198,7 @@ class SqliteQueues:
                 "UPDATE jobsync_message SET due = due - ?, wakes = wakes - ?", [seconds, seconds]
             )
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
+            connection.execute("UPDATE jobsync_key SET held_until = held_until - ?", [seconds])
             times = ", ".join(
                 f"{name} = {name} - :seconds" for name in ("claimed", "due", "closed", "finished")
             )
@@ -247,15 +257,16 @@ class PostgresQueues:
         self._location = PostgresLocation(url)
         self._stores: list[Store] = []
 
-    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
+    async def open(
+        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+    ) -> QueueBackend:
         """Open another backend of a queue."""
         components = components or Components.system()
         store = await self._location.open(components)
         self._stores.append(store)
         assert isinstance(store.sql, PostgresAccess)
-        return open_backend(
-            _FaultyStore(store, _FaultyPostgres(store.sql, self.faults)), queue, components
-        )
+        faulty = _FaultyStore(store, _FaultyPostgres(store.sql, self.faults))
+        return open_backend(faulty, queue, components, order=order)
 
     def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
@@ -272,6 +283,7 @@ class PostgresQueues:
         by = f"interval '{seconds} seconds'"
         self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
+        self._location.execute(f"UPDATE {{}}.jobsync_key SET held_until = held_until - {by}")
         arrays = ", ".join(
             f"{name} = (SELECT array_agg(t - {by} ORDER BY n)"
             f" FROM unnest({name}) WITH ORDINALITY AS u (t, n))"
@@ -358,14 +370,16 @@ class PagesQueues:
         """Return components with the clock of this location."""
         return msgspec.structs.replace(components or Components.system(), clock=self.clock)
 
-    async def open(self, queue: str, components: Components | None = None) -> PagesBackend:
+    async def open(
+        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+    ) -> PagesBackend:
         """Open another backend of a queue."""
         components = self.components(components)
         store = await self.location.open(components)
         self._stores.append(store)
         bare = store.inner if isinstance(store, SettlingStore) else store
         settling = SettlingStore(_FaultyWrites(bare, self.faults), components)
-        backend = PagesBackend(settling, queue, components)
+        backend = PagesBackend(settling, queue, components, order=order)
         self._backends.append(backend)
         return backend
 

@@ -2,7 +2,7 @@
 
 A message is in one state at a time, and changes only by these transitions:
 
-    push       ──▶ ready, or waiting if it has a delay
+    push       ──▶ ready, or waiting if it has a delay, or blocked if its group has a head
     claim      ready, waiting ──▶ claimed
     complete   claimed ──▶ completed
     cancel     claimed ──▶ cancelled
@@ -12,7 +12,11 @@ A message is in one state at a time, and changes only by these transitions:
     snooze     claimed ──▶ waiting      the handler asked for later: no attempt is counted
     lapse      claimed ──▶ waiting      its worker died or fell silent while it ran alone
     spare      claimed ──▶ waiting      the same, but it ran beside others: no attempt is counted
-    redrive    dead, cancelled ──▶ waiting
+    redrive    dead, cancelled ──▶ waiting, or blocked if its group has a head
+    unblock    blocked ──▶ waiting      the message before it in its group is finished
+
+The head of a group is its only message that is ready, waiting or claimed. The others are blocked,
+in the order in which they were pushed.
 
 `deliveries` counts the claims, `returned` the claims that count as no attempt; the attempts
 are the difference. A message whose claim was never settled may have killed its worker, or may
@@ -54,9 +58,11 @@ __all__ = [
     "shorten_error",
 ]
 
-MessageState: TypeAlias = Literal["ready", "waiting", "claimed", "completed", "cancelled", "dead"]
+MessageState: TypeAlias = Literal[
+    "ready", "waiting", "blocked", "claimed", "completed", "cancelled", "dead"
+]
 
-LIVE: tuple[MessageState, ...] = ("ready", "waiting", "claimed")
+LIVE: tuple[MessageState, ...] = ("ready", "waiting", "blocked", "claimed")
 """States of messages that are yet to be handled."""
 
 FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
@@ -72,7 +78,17 @@ LONGEST_ERROR = 2000
 """The most characters of a stored error."""
 
 Transition: TypeAlias = Literal[
-    "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
+    "claim",
+    "complete",
+    "cancel",
+    "retry",
+    "bury",
+    "release",
+    "snooze",
+    "lapse",
+    "spare",
+    "redrive",
+    "unblock",
 ]
 
 
@@ -98,6 +114,7 @@ TRANSITIONS: Mapping[Transition, TransitionRule] = {
     "lapse": TransitionRule(("claimed",), "waiting"),
     "spare": TransitionRule(("claimed",), "waiting", returns=True),
     "redrive": TransitionRule(("dead", "cancelled"), "waiting"),
+    "unblock": TransitionRule(("blocked",), "waiting"),
 }
 
 

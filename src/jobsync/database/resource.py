@@ -45,6 +45,11 @@ class EnqueueOptions(TypedDict, total=False):
     at: datetime
     timeout: float | None
     max_attempts: int | None
+    priority: int
+    group: str | Callable[[Mapping[str, Json]], str] | None
+    key: str | Callable[[Mapping[str, Json]], str] | None
+    key_ttl: float | timedelta | None
+    replace: bool
     connection: object
 
 
@@ -242,6 +247,17 @@ class Resource(ReadableResource):
                 the store's clock if it has one.
             timeout: seconds that its handler may take; the queue's by default.
             max_attempts: how often it is tried; the queue's by default.
+            priority: from -100 to 100, higher ones first; 0 by default. For queues with
+                `order="priority"`.
+            group: a name, or a function of the message that returns one. Messages of one group are
+                handled one at a time and in order: one that fails or waits blocks those after it
+                until it is completed, cancelled or dead.
+            key: a text, or a function of the message. While another message holds the key, nothing
+                is enqueued, and the id of that message is returned.
+            key_ttl: seconds, or a `timedelta`, for which the message holds its key from now on,
+                whatever becomes of it; by default it does as long as it is pending.
+            replace: whether it replaces the message that holds the key, with a new delay. One that
+                a worker has claimed stays, and the new message holds the key from now on.
             connection: your psycopg, sqlite3 or SQLAlchemy connection to the same database:
                 the message exists once your transaction commits, and only then.
 

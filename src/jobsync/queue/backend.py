@@ -28,13 +28,21 @@ A backend inherits `QueueBackend` and passes the conformance suite.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from jobsync.core.codec import Json
 from jobsync.core.messages import TRANSITIONS, MessageState, Transition
 from jobsync.errors import Invalid
+from jobsync.queue.message import (
+    MESSAGE_FORMAT,
+    PLAIN_FORMAT,
+    Failure,
+    Message,
+    MessageInfo,
+    NewMessage,
+    Receipt,
+)
 
 if TYPE_CHECKING:
     from jobsync.queue.fleet import QueueFleet
@@ -43,17 +51,17 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "MAX_MESSAGE",
     "MESSAGE_FORMAT",
+    "PLAIN_FORMAT",
     "ClaimResult",
     "EndedClaim",
     "Failure",
     "Message",
     "MessageInfo",
     "NewMessage",
-    "Pause",
     "QueueBackend",
-    "QueueContent",
     "QueuePart",
     "Receipt",
+    "SeenKeys",
     "Settlement",
     "name_queue",
 ]
@@ -64,9 +72,6 @@ DEFAULT_NAMESPACE = "default"
 MAX_MESSAGE = 256 * 1024
 """The largest encoded message, in bytes."""
 
-MESSAGE_FORMAT = 1
-"""The format of stored messages that this code writes, and the highest that it understands."""
-
 _ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
 
 QueuePart: TypeAlias = Literal["queue", "dead"]
@@ -76,66 +81,6 @@ QueuePart: TypeAlias = Literal["queue", "dead"]
 def name_queue(namespace: str, resource: str) -> str:
     """Return the stored name of a queue: its namespace and the resource with its schema."""
     return f"{namespace}/{resource}"
-
-
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to push."""
-
-    id: str
-    """Unique: `Ids.records` makes such ids."""
-    value: Json
-    max_attempts: int
-    delay: float = 0.0
-    """Seconds before which it is not claimed."""
-    at: float | None = None
-    """The time of day before which it is not claimed, by the store's clock, in place of a delay."""
-    timeout: float | None = None
-    """Seconds that its handler may take; None for the queue's default."""
-    task: str = ""
-    """The name of the task that handles it; empty if the queue has one handler."""
-
-    def find_delay(self, now: float) -> float:
-        """Return the seconds before which it is not claimed, at that time of day."""
-        return self.delay if self.at is None else max(0.0, self.at - now)
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Proof of a claim: the message and its exact delivery."""
-
-    id: str
-    deliveries: int
-    claim: str
-
-
-class Failure(msgspec.Struct, frozen=True, gc=False):
-    """How an attempt ended that was not completed."""
-
-    attempt: int
-    error: str
-    at: float = 0.0
-    """Unix seconds, by the store's clock."""
-    session: str = ""
-    """The session that had claimed it."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message that this caller has claimed."""
-
-    receipt: Receipt
-    value: Json
-    attempt: int
-    """The number of this attempt, counted from 1."""
-    max_attempts: int
-    timeout: float | None
-    is_suspect: bool
-    """Whether its last claim lapsed: it may have killed its worker, and must run alone."""
-    enqueued: float
-    """Unix seconds, by the store's clock."""
-
-    @property
-    def id(self) -> str:
-        """The message's id."""
-        return self.receipt.id
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
@@ -198,58 +143,17 @@ class EndedClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The session that had claimed it."""
 
 
-class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored message, for display."""
+class SeenKeys(NamedTuple):
+    """Some keys that were looked at, in their order."""
 
-    queue: str
-    id: str
-    state: MessageState
-    value: Json
-    """None if it is no longer stored: completed messages."""
-    attempts: int
-    deliveries: int
-    max_attempts: int
-    errors: tuple[Failure, ...]
-    session: str
-    """The session that has claimed it, or had when it was finished."""
-    is_suspect: bool
-    """Whether its last claim lapsed: it may have killed its worker, and must run alone."""
-    enqueued: float
-    """Unix seconds by the store's clock, as are all times here."""
-    due: float | None
-    """When its delay ends, or when its claim lapses unless renewed."""
-    claimed: float | None
-    """When it was claimed; unknown if older code claimed it."""
-    finished: float | None
-    seen: float
-    """When this was read."""
-    is_readable: bool = True
-    """Whether its payload is JSON; if not, `value` is its text."""
-    format: int = MESSAGE_FORMAT
-    """A higher one than `MESSAGE_FORMAT` is of newer code: this code leaves the message alone."""
-    cursor: str
-    """Pass it as `after` to continue from here."""
+    last: str = ""
+    """The last of them; empty if there are no more."""
+    removed: int = 0
 
-
-class Pause(msgspec.Struct, frozen=True):
-    """The pause of a queue: nobody claims from it."""
-
-    since: float
-    """Unix seconds, by the store's clock."""
-    reason: str
-    """For people; may be empty."""
-
-
-class QueueContent(msgspec.Struct, kw_only=True):
-    """What is in one queue."""
-
-    counts: dict[MessageState, int] = {}
-    """The number of messages in each state that occurs."""
-    oldest: float | None = None
-    """When the oldest unclaimed message was pushed; Unix seconds."""
-    claims: dict[str, int] = {}
-    """The number of messages that each session has claimed."""
-    pause: Pause | None = None
+    @property
+    def is_end(self) -> bool:
+        """Whether there are no more."""
+        return not self.last
 
 
 class QueueBackend(ABC):
@@ -266,8 +170,11 @@ class QueueBackend(ABC):
     is_billed: bool = False
 
     @abstractmethod
-    async def push(self, new_messages: Sequence[NewMessage]) -> None:
-        """Add messages in order, all or none.
+    async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
+        """Add messages in order, all or none, except those whose keys others hold.
+
+        Returns:
+            The ids of the messages that hold the keys, by the ids of those that were not added.
 
         Raises:
             Invalid: a message is not JSON or too large; nothing was added.
@@ -276,8 +183,10 @@ class QueueBackend(ABC):
         """
 
     @abstractmethod
-    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
-        """Add messages in the caller's transaction: they exist once it commits.
+    async def push_within(
+        self, connection: object, new_messages: Sequence[NewMessage]
+    ) -> Mapping[str, str]:
+        """Add messages in the caller's transaction: they exist once it commits. See `push`.
 
         Args:
             connection: to the same database that stores the queue.
@@ -405,6 +314,15 @@ class QueueBackend(ABC):
             Invalid: messages in this state are not finished, or a number is out of range.
             OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
+
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Remove those of the next keys that nobody holds; without keys there are none.
+
+        Raises:
+            Unavailable: no answer; calling again is safe.
+        """
+        del after, limit
+        return SeenKeys()
 
     @abstractmethod
     async def pause(self, reason: str = "") -> bool:

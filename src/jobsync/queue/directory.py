@@ -6,12 +6,36 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from jobsync.queue.backend import MessageInfo, QueueContent, QueuePart
+import msgspec
 
-__all__ = ["TOPIC", "QueueDirectory"]
+from jobsync.core.messages import MessageState
+from jobsync.queue.backend import MessageInfo, QueuePart
+
+__all__ = ["TOPIC", "Pause", "QueueContent", "QueueDirectory"]
 
 TOPIC = "queues"
 """How errors and reports name the directory."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """The pause of a queue: nobody claims from it."""
+
+    since: float
+    """Unix seconds, by the store's clock."""
+    reason: str
+    """For people; may be empty."""
+
+
+class QueueContent(msgspec.Struct, kw_only=True):
+    """What is in one queue."""
+
+    counts: dict[MessageState, int] = {}
+    """The number of messages in each state that occurs."""
+    oldest: float | None = None
+    """When the oldest unclaimed message was pushed; Unix seconds."""
+    claims: dict[str, int] = {}
+    """The number of messages that each session has claimed."""
+    pause: Pause | None = None
 
 
 class QueueDirectory(ABC):
@@ -32,6 +56,15 @@ class QueueDirectory(ABC):
         Raises:
             Unavailable: the store does not answer.
         """
+
+    async def find_head(self, queue: str, group: str) -> MessageInfo | None:
+        """Return the message of a group that blocks the others; None if there is none.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        del queue, group
+        return None
 
     @abstractmethod
     async def list(

@@ -20,6 +20,7 @@ from jobsync.database.resource import EnqueueOptions, Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable, closest_name
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.opening import open_backend
+from jobsync.queue.placing import PLACING_OPTIONS, place_messages
 from jobsync.queue.settings import QueueSettings
 from jobsync.settings import Sources, resolve
 
@@ -47,10 +48,13 @@ def build_messages(
     attempts = options.get("max_attempts")
     attempts = max_attempts if attempts is None else attempts
     check_max_attempts(attempts)
-    return [
+    new_messages = [
         NewMessage(id=name, value=value, delay=delay, at=at, timeout=timeout, max_attempts=attempts)
         for name, value in zip(ids, resource.validate(data, ids), strict=True)
     ]
+    if options.keys() & PLACING_OPTIONS:
+        return place_messages(new_messages, options)
+    return new_messages
 
 
 async def enqueue_messages(
@@ -84,9 +88,10 @@ async def enqueue_messages(
     resource = database.resource(name)
     new_messages = build_messages(resource, data, ids, options, settings.max_attempts)
     backend = open_backend(database.store, name_queue(namespace, name), components)
+    holders: dict[str, str] = {}
     for start in range(0, len(new_messages), backend.max_push):
-        await _push_part(backend, new_messages, start)
-    return ids
+        holders |= await _push_part(backend, new_messages, start)
+    return [holders.get(name, name) for name in ids]
 
 
 def _parse_name(text: str) -> tuple[str, str]:
@@ -98,10 +103,12 @@ def _parse_name(text: str) -> tuple[str, str]:
     return check_plugin_name("namespace", namespace or DEFAULT_NAMESPACE), resource
 
 
-async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], start: int) -> None:
+async def _push_part(
+    backend: QueueBackend, new_messages: Sequence[NewMessage], start: int
+) -> Mapping[str, str]:
     size = backend.max_push
     try:
-        await backend.push(new_messages[start : start + size])
+        return await backend.push(new_messages[start : start + size])
     except (OutcomeUnknown, Unavailable) as error:
         if not start:
             raise

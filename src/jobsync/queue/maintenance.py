@@ -7,7 +7,8 @@ and the store answers.
 
 Each removal is a small transaction, and others have as much time in between. So a large backlog
 delays no worker, and is removed as a whole. Messages of newer code are not removed. They are
-reported once for each format, because nobody with this code handles them.
+reported once for each format, because nobody with this code handles them. Keys that nobody holds
+are removed some time later.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,11 @@ _INTERVAL: Seconds = 50.0
 _BATCH = 1_000
 """How many messages one transaction removes."""
 
-_NEWER_INTERVAL: Seconds = 300.0
-"""Between two counts of the messages of newer code."""
+_MAX_KEY_LOOKS = 20
+"""How many batches of keys are looked at that are mostly held."""
+
+_RARE_INTERVAL: Seconds = 300.0
+"""Between two counts of the messages of newer code, and between two removals of keys."""
 
 
 class Maintenance:
@@ -51,6 +55,8 @@ class Maintenance:
         self._next_removal = Mono(float("-inf"))
         self._next_count = Mono(float("-inf"))
         self._reported: set[int] = set()
+        self._last_key = ""
+        """The last key that was looked at."""
 
     async def run(self, backend: QueueBackend, clock: Clock) -> None:
         """Do the work that is due.
@@ -68,8 +74,9 @@ class Maintenance:
             is_done = most < _BATCH and "completed" in retention
             self._next_removal = start + (_INTERVAL if is_done else 0.0)
         if start >= self._next_count:
-            self._next_count = start + _NEWER_INTERVAL
+            self._next_count = start + _RARE_INTERVAL
             await self._report_newer(backend)
+            await self._remove_keys(backend, clock)
 
     def _list_retention(self) -> dict[MessageState, Seconds]:
         retention: dict[MessageState, Seconds] = {}
@@ -91,6 +98,18 @@ class Maintenance:
             if count < _BATCH:
                 return removed
             # The writers of an SQLite file take turns, and the lock knows no queue.
+            await clock.sleep(clock.mono() - sent)
+
+    async def _remove_keys(self, backend: QueueBackend, clock: Clock) -> None:
+        """Remove keys that nobody holds; a part of them each time, if most of them are held."""
+        looks = _MAX_KEY_LOOKS
+        while looks > 0:
+            sent = clock.mono()
+            seen = await backend.forget_keys(after=self._last_key, limit=_BATCH)
+            self._last_key = seen.last
+            if seen.is_end:
+                return
+            looks -= seen.removed < _BATCH // 2
             await clock.sleep(clock.mono() - sent)
 
     async def _report_newer(self, backend: QueueBackend) -> None:

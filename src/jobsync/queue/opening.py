@@ -11,7 +11,8 @@ from jobsync.queue.directory import QueueDirectory
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.sql.sqlite import SqliteBackend, SqliteQueueDirectory
+from jobsync.queue.sql.sqlite import SqliteBackend
+from jobsync.queue.sql.sqlite_directory import SqliteQueueDirectory
 from jobsync.stores.contract import Store
 from jobsync.stores.sql import PostgresAccess, SqliteAccess
 
@@ -26,16 +27,16 @@ def open_backend(
     Raises:
         Invalid: the store does not have this order.
     """
-    if store.sql is not None and order != "fifo":
-        problem = "is not possible on a database: its claims take the oldest rows"
-        raise Invalid("order", order, problem, 'use "fifo", or a queue on S3')
+    if store.sql is None and order == "priority":
+        problem = "is not possible without a database: a listing is in the order of its pages"
+        raise Invalid("order", order, problem, 'use "fifo" or "lifo", or a queue on a database')
     match store.sql:
         case SqliteAccess() as access:
-            return SqliteBackend(access, queue, components)
+            return SqliteBackend(access, queue, components, order)
         case PostgresAccess() as access:
             from jobsync.queue.sql.postgres import PostgresBackend  # noqa: PLC0415 - an extra
 
-            return PostgresBackend(access, queue, components)
+            return PostgresBackend(access, queue, components, order)
         case _:
             return PagesBackend(store, queue, components, order=order)
 
@@ -46,7 +47,7 @@ def open_directory(store: Store, components: Components) -> QueueDirectory:
         case SqliteAccess() as access:
             return SqliteQueueDirectory(access, components)
         case PostgresAccess() as access:
-            from jobsync.queue.sql.postgres import (  # noqa: PLC0415 - an extra
+            from jobsync.queue.sql.postgres_directory import (  # noqa: PLC0415 - an extra
                 PostgresQueueDirectory,
             )
 

@@ -44,6 +44,7 @@ from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.message_records import MessageRecords
 from jobsync.queue.opening import open_backend
+from jobsync.queue.placing import check_order
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.usage import UsageEstimate, estimate_usage
@@ -55,7 +56,7 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 _H = TypeVar("_H", bound=Handler)
 
-_PENDING: tuple[MessageState, ...] = ("ready", "waiting")
+_PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     "pending": _PENDING,
     "processing": ("claimed",),
@@ -178,15 +179,17 @@ class QueuePlugin(CoordinatorPlugin):
         ids = self.database.components.ids.records(len(data))
         resource = self.database.resource(self.resource)
         new_messages = build_messages(resource, data, ids, options, self.settings.max_attempts)
+        if "priority" in options:
+            check_order(new_messages, self.settings.order)
         connection = options.get("connection")
         if connection is not None:
             # Only the caller knows whether and when it commits: no event, no wake-up.
-            await self._get_backend().push_within(connection, new_messages)
-            return ids
-        await self._get_backend().push(new_messages)
-        self._workers.wake()
-        self._reporter.on_enqueued(ids)
-        return ids
+            holders = await self._get_backend().push_within(connection, new_messages)
+        else:
+            holders = await self._get_backend().push(new_messages)
+            self._workers.wake()
+            self._reporter.on_enqueued([name for name in ids if name not in holders])
+        return [holders.get(name, name) for name in ids] if holders else ids
 
     async def count(self, state: str = "pending") -> int:
         """Count messages that are pending, processing, completed, dead, cancelled, or all."""

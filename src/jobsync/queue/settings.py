@@ -11,8 +11,8 @@ from jobsync.settings import Settings, in_section
 
 __all__ = ["LONGEST_RETENTION", "QueueOrder", "QueueSettings", "translate"]
 
-QueueOrder: TypeAlias = Literal["fifo", "lifo"]
-"""Which messages are claimed first: those that were pushed first, or last."""
+QueueOrder: TypeAlias = Literal["fifo", "lifo", "priority"]
+"""Which messages are claimed first: those that were pushed first, or last, or the most urgent."""
 
 _LONGEST_VISIBILITY = 43_200.0
 LONGEST_RETENTION = 10_000 * 86_400.0
@@ -39,8 +39,10 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         completed_ttl: seconds for which completed messages are remembered; 300, or the
             `default_ttl` of a `TTLPlugin` without resources in the same database.
         dead_ttl: seconds for which dead letters are kept; for ever by default.
-        order: "fifo", the oldest messages first, or "lifo", the newest. Only queues in pages, on
-            S3 and in memory, have another order than "fifo".
+        order: "fifo", the oldest messages first; "lifo", the newest; or "priority", those with
+            the highest `priority`, and of these the oldest. A message that is tried again comes
+            first in "fifo", when its time has come; otherwise it stands where it stood before.
+            Queues in pages, on S3 and in memory, have no priorities.
         dispatch_interval: seconds between two tickets of the coordinator on S3, at least; 2.
             Without effect on a database, which needs no tickets.
         ticket_batch_size: accepted without effect: a ticket names as many pages as there are, up

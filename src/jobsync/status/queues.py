@@ -14,11 +14,9 @@ from jobsync.errors import NotFound, closest_name
 from jobsync.queue.backend import (
     DEFAULT_NAMESPACE,
     MessageInfo,
-    Pause,
-    QueueContent,
     name_queue,
 )
-from jobsync.queue.directory import QueueDirectory
+from jobsync.queue.directory import Pause, QueueContent, QueueDirectory
 from jobsync.queue.opening import open_directory
 from jobsync.queue.worker_status import WorkerStatus, read_worker_statuses
 from jobsync.status.sessions import (
@@ -84,6 +82,8 @@ class MessageStatus(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueStatus
     holder: QueueWorkerStatus | None
     """The worker that has claimed it; None if there is none, or its session is gone."""
+    head: MessageInfo | None = None
+    """The message of its group that blocks it, if it is blocked."""
 
 
 class QueuesStatus:
@@ -123,10 +123,14 @@ class QueuesStatus:
         (message,) = found
         queue = self._build(message.queue)
         holders = [item for item in queue.workers if item.incarnation == message.session]
+        is_blocked = message.state == "blocked" and message.group is not None
         return MessageStatus(
             message=message,
             queue=queue,
             holder=holders[0] if holders and message.state == "claimed" else None,
+            head=await self._directory.find_head(message.queue, message.group or "")
+            if is_blocked
+            else None,
         )
 
     def _complete_name(self, name: str) -> str:

@@ -110,6 +110,8 @@ def _explain_message(status: MessageStatus) -> Reason:
             return _explain_claimed_message(status)
         case "waiting" | "ready":
             return _explain_pending_message(status)
+        case "blocked":
+            return _explain_blocked_message(status)
         case "dead":
             return _explain_dead_letter(message)
         case "completed":
@@ -163,6 +165,18 @@ def _explain_pending_message(status: MessageStatus) -> Reason:
         text = "it is not JSON: the worker that claims it makes it a dead letter"
         return Reason("unreadable", text)
     return _explain_due_message(message, queue)
+
+
+def _explain_blocked_message(status: MessageStatus) -> Reason:
+    """Explain a message that waits for those before it in its group."""
+    message, head = status.message, status.head
+    if head is None:
+        text = f"it waits for the messages before it in group {message.group}"
+        return Reason("blocked", text, since=message.enqueued)
+    state = "is being handled" if head.state == "claimed" else f"is {head.state}"
+    text = f"it is blocked by {head.id}, the head of group {message.group}, which {state}"
+    until = head.due if head.state == "waiting" else None
+    return Reason("blocked", text, since=message.enqueued, until=until)
 
 
 def _explain_delay(message: MessageInfo) -> Reason:

@@ -28,7 +28,7 @@ JSON and of arrays are left alone, because only the names passed are replaced.
 import re
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,6 +41,7 @@ __all__ = [
     "PostgresAccess",
     "SqlAccess",
     "SqliteAccess",
+    "Steps",
     "as_array",
     "escape_copy",
     "fill_in",
@@ -53,6 +54,10 @@ T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 """Parameters of a statement, by position or by name."""
+
+Steps: TypeAlias = Generator[tuple[str, Parameters], list[Any], T]
+"""Statements of one transaction: yields each with its parameters, gets its rows, and returns a
+result. So it knows nothing of connections, and any kind of them can run it."""
 
 _BLOCK = re.compile(
     r"^-- (?P<kind>name|fragment): (?P<name>\w+)\n(?:--.*\n)*"
@@ -118,6 +123,18 @@ class PostgresAccess(SqlAccess):
         Raises:
             Corrupt: it cannot process a stored value; nothing was done.
             OutcomeUnknown: it may have happened or not; the error names `place`.
+        """
+
+    @abstractmethod
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        """Run statements in one transaction, and return their result.
+
+        Args:
+            build: returns the statements; called again if the server rolls them back.
+            place: what an unknown outcome names.
+
+        Raises:
+            Corrupt, OutcomeUnknown: as of `run`.
         """
 
     @abstractmethod

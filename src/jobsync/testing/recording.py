@@ -104,17 +104,19 @@ class RecordingBackend(QueueBackend):
         self._node = node
         self._world = node.world
 
-    async def push(self, new_messages: Sequence[NewMessage]) -> None:
+    async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in order."""
         messages = [
             [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
             for each in new_messages
         ]
-        await self._call("push", lambda: self._inner.push(new_messages), messages=messages)
+        return await self._call("push", lambda: self._inner.push(new_messages), messages=messages)
 
-    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+    async def push_within(
+        self, connection: object, new_messages: Sequence[NewMessage]
+    ) -> Mapping[str, str]:
         """Add messages in a transaction of the caller."""
-        await self._inner.push_within(connection, new_messages)
+        return await self._inner.push_within(connection, new_messages)
 
     async def claim(
         self,

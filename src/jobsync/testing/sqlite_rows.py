@@ -237,7 +237,7 @@ def _list_places(
     own_dues = msgspec.json.decode(dues) if dues else nothing
     own_times = msgspec.json.decode(times) if times else nothing
     for place, (item, outcome) in enumerate(zip(items, outcomes, strict=True)):
-        name, _, deliveries, returned, max_attempts, *_, start, size = item
+        name, _, deliveries, returned, max_attempts, _, _, _, start, size, *_ = item
         counters, lines = (deliveries, returned, max_attempts), texts[place] or ""
         if outcome == "o":
             payload = payloads[start : start + size].decode()

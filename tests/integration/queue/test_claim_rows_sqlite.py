@@ -12,7 +12,7 @@ from queue_locations import SqliteQueues
 from jobsync import Components, Event
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
-from jobsync.queue.sql.sqlite_claims import SQL
+from jobsync.queue.sql.sqlite_places import SQL
 
 ME, OTHER = "worker-1.a", "worker-2.b"
 

@@ -14,6 +14,7 @@ from jobsync.events import Events
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.queue.sql import sqlite
+from jobsync.queue.sql.sqlite_places import SQL
 from jobsync.stores.sqlite.store import SqliteStore
 
 Start = Callable[[], Awaitable[QueueBackend]]
@@ -197,7 +198,7 @@ async def test_a_claim_reads_delays_by_an_index(path: Path, start: "Start") -> N
     parameters = dict.fromkeys(("queue", "suspects", "limit", "now", "boot", "mono", "tasks"), 0)
     with closing(sqlite3.connect(path)) as file:
         for name in ("select_waiting", "outlook", "adopt"):
-            plan = file.execute(f"EXPLAIN QUERY PLAN {sqlite.SQL[name]}", parameters).fetchall()
+            plan = file.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", parameters).fetchall()
             steps = [row[-1] for row in plan if "jobsync_message" in row[-1]]
             assert steps
             assert not [step for step in steps if step.startswith("SCAN")], name

@@ -3,9 +3,9 @@
 import contextlib
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from queue_processes import QueueProcesses
@@ -15,7 +15,9 @@ from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.sql import Parameters, PostgresAccess
+from jobsync.stores.sql import Parameters, PostgresAccess, Steps
+
+T = TypeVar("T")
 
 BATCH = 100
 _numbers = itertools.count()
@@ -48,6 +50,9 @@ class Counting(PostgresAccess):
             plan = row[0][0]["Plan"]
             self.buffers.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
         return await self._inner.run(statement, parameters, place)
+
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        return await self._inner.run_steps(build, place)
 
     async def run_and_notify(
         self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str

@@ -25,11 +25,12 @@ class Backend:
         self._refused = refused
         self._error = error
 
-    async def push(self, new_messages: Sequence[NewMessage]) -> None:
+    async def push(self, new_messages: Sequence[NewMessage]) -> dict[str, str]:
         """Push a part."""
         self.parts.append([message.id for message in new_messages])
         if len(self.parts) > self._refused:
             raise self._error
+        return {}
 
 
 @pytest.mark.parametrize("error", ERRORS)

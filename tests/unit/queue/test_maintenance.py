@@ -1,10 +1,11 @@
 """The central work of a queue, in virtual time: what it removes, how often, and what it reports."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from chance import FakeClock
 
+from jobsync.queue.backend import SeenKeys
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.settings import QueueSettings
 
@@ -22,6 +23,9 @@ class FinishedMessages:
         self.largest_batch = 0
         self.calls: list[str] = []
         self.newer: dict[int, int] = {}
+        self.keys: list[int] = []
+        self.key_looks = 0
+        self.looked_at = ""
         self._clock = clock
         self._rate = rate
         self._start = clock.mono_seconds + begin
@@ -47,6 +51,15 @@ class FinishedMessages:
         """Return the messages of newer code."""
         self.calls.append("newer")
         return self.newer
+
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Look at keys: there are as many batches as numbers, each of which is removed."""
+        assert limit == 1_000
+        assert after == self.looked_at
+        removed = self.keys.pop(0) if self.keys else 0
+        self.key_looks += 1
+        self.looked_at = f"key-{self.key_looks}" if self.keys else ""
+        return SeenKeys(self.looked_at, removed)
 
 
 def build(**settings: Any) -> tuple[Maintenance, list[tuple[int, int]]]:
@@ -127,6 +140,21 @@ async def test_messages_of_newer_code_are_reported_once(clock: FakeClock) -> Non
     stored.newer = {2: 7, 99: 1}
     await work_for(900, work, stored, clock)
     assert reported == [(5, 2), (1, 99)]
+
+
+async def test_keys_that_nobody_holds_are_removed_as_fast_as_there_are(clock: FakeClock) -> None:
+    """At most 20 batches of keys that are mostly held each time; the next time goes on there."""
+    stored = FinishedMessages(clock, 0.0)
+    work, _ = build()
+    stored.keys = [1_000] * 50 + [499] * 30 + [500] * 3
+    await work.run(cast("Any", stored), clock)
+    assert stored.key_looks == 70
+    await work.run(cast("Any", stored), clock)
+    assert stored.key_looks == 70
+    clock.mono_seconds += 300
+    await work.run(cast("Any", stored), clock)
+    assert stored.key_looks == 83
+    assert stored.looked_at == ""
 
 
 async def test_a_change_of_the_time_counts_from_the_next_removal(clock: FakeClock) -> None:

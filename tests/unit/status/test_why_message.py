@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from jobsync.queue.backend import Failure, MessageInfo, Pause
+from jobsync.queue.backend import Failure, MessageInfo
+from jobsync.queue.directory import Pause
 from jobsync.status.queues import MessageStatus, QueueStatus, QueueWorkerStatus
 from jobsync.status.why import explain
 

@@ -120,10 +120,15 @@ class PagesBackend(QueueBackend):
     async def _refresh(self) -> None:
         await self._claimer.refresh_if_stale()
 
-    async def push(self, new_messages: Sequence[NewMessage]) -> None:
-        """Add messages, all or none, in one page."""
+    async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
+        """Add messages, all or none, in one page.
+
+        Raises:
+            Invalid: a message has a priority, a group or a key, which pages do not have.
+        """
         if not new_messages:
-            return
+            return {}
+        _check_plain(new_messages)
         payloads = _encode(new_messages)
         _check_ids([each.id for each in new_messages])
         if any(each.delay > 0 or each.at is not None for each in new_messages):
@@ -131,8 +136,11 @@ class PagesBackend(QueueBackend):
             await self._push_page(new_messages, payloads)
         else:
             await self._shared_push.push(new_messages, payloads)
+        return {}
 
-    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+    async def push_within(
+        self, connection: object, new_messages: Sequence[NewMessage]
+    ) -> Mapping[str, str]:
         """Refuse the push.
 
         Raises:
@@ -408,3 +416,11 @@ def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
         problem = f"must have at most {MAX_PUSH_BYTES:,} bytes together"
         raise Invalid("messages", f"{total:,} bytes", problem, "push in parts")
     return payloads
+
+
+def _check_plain(new_messages: Sequence[NewMessage]) -> None:
+    for message in new_messages:
+        for field in ("priority", "group", "key"):
+            if value := getattr(message, field):
+                problem = "is only possible in a queue on a database"
+                raise Invalid(field, value, problem, "use sqlite:/// or postgresql://")

@@ -334,6 +334,7 @@ def _move_to(message: PageMessage, state: MessageState, now: float, delay: float
         # Without a delay, at once: on a clock that is behind, `now` may be far in the future.
         due = now + delay if delay > 0 else 0.0
         return replace(message, state="waiting", due=due, claim="", renewal=0, hold=0.0)
+    assert state != "blocked"  # noqa: S101 - pages have no groups
     next_state: PageState = state
     value = None if state == "completed" else message.value
     return replace(

@@ -13,7 +13,8 @@ from typing import cast
 from jobsync.core.messages import LIVE, MessageState
 from jobsync.errors import Corrupt, Invalid
 from jobsync.queue.arguments import check_cursor
-from jobsync.queue.backend import MessageInfo, QueueContent
+from jobsync.queue.backend import MessageInfo
+from jobsync.queue.directory import QueueContent
 from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,

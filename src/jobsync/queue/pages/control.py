@@ -15,7 +15,7 @@ from jobsync.core.clock import Mono, Seconds
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape, unescape
 from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue.backend import Pause
+from jobsync.queue.directory import Pause
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 

@@ -7,8 +7,8 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.codec import check_text
 from jobsync.core.messages import LIVE
-from jobsync.queue.backend import MessageInfo, QueueContent, QueuePart
-from jobsync.queue.directory import TOPIC, QueueDirectory
+from jobsync.queue.backend import MessageInfo, QueuePart
+from jobsync.queue.directory import TOPIC, QueueContent, QueueDirectory
 from jobsync.queue.pages.contents import build_content, find_infos, read_infos
 from jobsync.queue.pages.control import read_controls
 from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE

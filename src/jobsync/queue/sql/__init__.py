@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from jobsync.components import Components
 from jobsync.core.codec import check_text
 from jobsync.core.messages import MessageState
-from jobsync.queue.backend import MessageInfo, Pause, QueueContent, QueuePart
-from jobsync.queue.directory import TOPIC, QueueDirectory
+from jobsync.queue.backend import MessageInfo, QueuePart
+from jobsync.queue.directory import TOPIC, Pause, QueueContent, QueueDirectory
 from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.scan import check_limit
@@ -44,6 +44,11 @@ class SqlDirectory(QueueDirectory):
         printable = [name for name in ids if name.isprintable()]
         return read_infos(await self._find(printable), self._corruption_log)
 
+    async def find_head(self, queue: str, group: str) -> MessageInfo | None:
+        """Return the message of a group that blocks the others."""
+        found = read_infos(await self._find_head(queue, group), self._corruption_log)
+        return found[0] if found else None
+
     async def list(
         self, queue: str, part: QueuePart, *, after: str, limit: int
     ) -> Sequence[MessageInfo]:
@@ -62,6 +67,9 @@ class SqlDirectory(QueueDirectory):
     async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]: ...
 
     @abstractmethod
+    async def _find_head(self, queue: str, group: str) -> Sequence[Sequence[Any]]: ...
+
+    @abstractmethod
     async def _list(
         self, queue: str, part: QueuePart, after: str, limit: int
     ) -> Sequence[Sequence[Any]]: ...
@@ -76,7 +84,7 @@ def _build_contents(
         content.counts[state] = content.counts.get(state, 0) + count
         if state == "claimed":
             content.claims[session] = count
-        elif state in {"ready", "waiting"}:
+        elif state in {"ready", "waiting", "blocked"}:
             content.oldest = first if content.oldest is None else min(content.oldest, first)
     for queue, since, reason in pauses:
         contents[queue].pause = Pause(since, reason)

@@ -44,7 +44,9 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
+from jobsync.queue.sql.joined_connections import unwrap_connection
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
@@ -56,7 +58,7 @@ __all__ = [
     "ClaimRequest",
     "ClaimedRows",
     "SqlBackend",
-    "build_connection_error",
+    "find_stored_states",
 ]
 
 MAX_BATCH = 10_000
@@ -104,10 +106,14 @@ class SqlBackend(QueueBackend):
         access: the connection to the tables.
         queue: its name.
         components: time, randomness and events.
+        order: which messages are claimed first.
     """
 
-    def __init__(self, access: SqlAccess, queue: str, components: Components) -> None:
+    def __init__(
+        self, access: SqlAccess, queue: str, components: Components, order: QueueOrder
+    ) -> None:
         self.queue = queue
+        self.order = order
         self.topic = f"queue/{queue}"
         self._clock = components.clock
         self._randomness = components.randomness
@@ -116,11 +122,14 @@ class SqlBackend(QueueBackend):
         self._notifications = access
         self._shared_push = SharedPush(self.topic, self._push_and_check)
 
-    async def push(self, new_messages: Sequence[NewMessage]) -> None:
-        """Add messages, all or none."""
-        if not new_messages:
-            return
-        await self._shared_push.push(new_messages, _encode(new_messages))
+    async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
+        """Add messages, all or none, except those whose keys others hold."""
+        payloads = _encode(new_messages)
+        if not all(each.is_plain for each in new_messages):
+            return await self._place_and_check(new_messages, payloads)
+        if new_messages:
+            await self._shared_push.push(new_messages, payloads)
+        return {}
 
     async def _push_and_check(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
@@ -133,11 +142,29 @@ class SqlBackend(QueueBackend):
             if not await self._has_arrived([message.id for message in new_messages]):
                 raise unknown from None
 
-    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+    async def _place_and_check(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        """Add messages where they belong; if the reply is lost, look whether they have arrived."""
+        try:
+            return await self._place(new_messages, payloads)
+        except OutcomeUnknown as unknown:
+            if not await self._has_arrived([message.id for message in new_messages]):
+                raise unknown from None
+        finally:
+            self._notifications.wake(self.topic)
+        keys = {each.key: each.id for each in new_messages if each.key is not None}
+        holders = await self._find_holders(list(keys)) if keys else {}
+        return {keys[key]: name for key, name in holders.items() if name != keys[key]}
+
+    async def push_within(
+        self, connection: object, new_messages: Sequence[NewMessage]
+    ) -> Mapping[str, str]:
         """Add messages in the caller's transaction."""
-        driver_connection = _unwrap_connection(connection)
-        if new_messages:
-            await self._push_within(driver_connection, new_messages, _encode(new_messages))
+        driver_connection = unwrap_connection(connection)
+        if not new_messages:
+            return {}
+        return await self._push_within(driver_connection, new_messages, _encode(new_messages))
 
     async def claim(
         self,
@@ -266,9 +293,19 @@ class SqlBackend(QueueBackend):
     ) -> None: ...
 
     @abstractmethod
+    async def _place(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        """Add messages with priorities, groups and keys; return who holds the keys of others."""
+
+    @abstractmethod
+    async def _find_holders(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """Return the ids of the messages that hold keys."""
+
+    @abstractmethod
     async def _push_within(
         self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
-    ) -> None: ...
+    ) -> Mapping[str, str]: ...
 
     @abstractmethod
     async def _exists(self, ids: Sequence[str]) -> bool:
@@ -383,24 +420,9 @@ def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
         yield from split_pages(ids, _REDRIVE_BATCH)
 
 
-def _unwrap_connection(connection: object) -> object:
-    """Return the database driver's connection, so that a push joins its transaction.
-
-    SQLAlchemy's connections provide it as `driver_connection`; SQLAlchemy need not be installed.
-    """
-    found: Any = connection
-    # An asynchronous SQLAlchemy connection wraps a synchronous one.
-    found = getattr(found, "sync_connection", None) or found
-    if not hasattr(found, "driver_connection"):
-        inner = getattr(found, "connection", None)
-        found = inner if hasattr(inner, "driver_connection") else found
-    return getattr(found, "driver_connection", found)
-
-
-def build_connection_error(connection: object, problem: str, fix: str) -> Invalid:
-    """Return the error for a connection whose transaction cannot be joined."""
-    kind = type(connection)
-    return Invalid("connection", f"{kind.__module__}.{kind.__qualname__}", problem, fix)
+def find_stored_states(states: Collection[MessageState]) -> list[str]:
+    """Return the states as they are stored: a message with a priority is `ranked`, not ready."""
+    return [*states, *(("ranked",) if "ready" in states else ())]
 
 
 def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:

@@ -81,6 +81,8 @@ class _InfoRow(NamedTuple):
     finished: float | None
     seen: float
     format: int
+    priority: int
+    group: str | None
     cursor: str
 
 
@@ -112,6 +114,8 @@ def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
         seen=row.seen,
         is_readable=is_readable,
         format=row.format,
+        priority=row.priority,
+        group=row.group,
         cursor=row.cursor,
     )
 

@@ -23,21 +23,29 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.directory import TOPIC
-from jobsync.queue.sql import MessageGroup, SqlDirectory
-from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, OUTCOMES, UnsettledClaims
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.queue.settings import QueueOrder
+from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
-    build_connection_error,
+    find_stored_states,
 )
-from jobsync.queue.sql.message_rows import encode_any_error, encode_error
-from jobsync.stores.sql import PostgresAccess, as_array, escape_copy, fill_in, load_sql
+from jobsync.queue.sql.joined_connections import build_connection_error
+from jobsync.queue.sql.message_rows import encode_error
+from jobsync.queue.sql.postgres_places import (
+    PostgresPlaces,
+    build_columns,
+    find_claims,
+    is_completed,
+    run_steps,
+    run_steps_blocking,
+)
+from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy, fill_in, load_sql
 
-__all__ = ["PostgresBackend", "PostgresQueueDirectory"]
+__all__ = ["PostgresBackend", "fill_in_schema"]
 
 _SQL = load_sql(__file__, "postgres.sql")
 
@@ -58,6 +66,28 @@ _SCAN_SHARE = 50
 _MIN_COPY = 50
 """From so many messages on, a COPY costs less than an INSERT."""
 
+_MAX_PROMOTED = 1_000
+"""How many messages whose delays are over one claim promotes."""
+
+_MAX_GROUPED = 1_000
+"""How many claims with groups are remembered."""
+
+_ORDERS: Mapping[QueueOrder, Mapping[str, str]] = {
+    "fifo": {
+        "late_filter": "",
+        "sorting": "position",
+        "is_later": "due > (SELECT clock_timestamp())",
+    },
+    "lifo": {"late_filter": "AND suspect", "sorting": "position DESC", "is_later": "true"},
+    "priority": {
+        "late_filter": "AND suspect",
+        "sorting": "priority DESC, position",
+        "is_later": "true",
+    },
+}
+"""The other parts of `claim` that depend on the order. Where it is not by time, messages that have
+waited are promoted first."""
+
 _NULL = r"\N"
 _BACKSLASH, _ESCAPED = "\\", r"\\"
 
@@ -77,12 +107,22 @@ class PostgresBackend(SqlBackend):
         access: the connection to the tables.
         queue: its name.
         components: time, randomness and events.
+        order: which messages are claimed first.
     """
 
-    def __init__(self, access: PostgresAccess, queue: str, components: Components) -> None:
-        super().__init__(access, queue, components)
+    def __init__(
+        self,
+        access: PostgresAccess,
+        queue: str,
+        components: Components,
+        order: QueueOrder = "fifo",
+    ) -> None:
+        super().__init__(access, queue, components, order)
         self._access = access
-        self._sql = _fill_in_schema(access.schema)
+        self._sql = fill_in_schema(access.schema, order)
+        self._places = PostgresPlaces(queue, self._sql)
+        self._grouped: dict[str, None] = {}
+        """The latest claims of this process with groups."""
         self._copy = fill_in(_SQL["copy"], {"schema": access.schema})
         self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
@@ -100,23 +140,44 @@ class PostgresBackend(SqlBackend):
             self._sql[name], self._sql[f"{name}_and_notify"], parameters, self.topic
         )
 
+    async def _place(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        return await self._access.run_steps(
+            lambda: self._places.push(new_messages, payloads), self.topic
+        )
+
+    async def _find_holders(self, keys: Sequence[str]) -> Mapping[str, str]:
+        parameters = {"queue": self.queue, "keys": as_array(keys)}
+        return dict(await self._run("find_holders", parameters))
+
     async def _push_within(
         self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
-    ) -> None:
-        name = "push_one_and_notify" if len(new_messages) == 1 else "push_and_notify"
-        statement = self._sql[name].encode()
-        notification = {"channel": self._access.channel, "topic": self.topic}
-        parameters = {**self._build_parameters(new_messages, payloads), **notification}
+    ) -> Mapping[str, str]:
+        steps = self._push_and_notify(new_messages, payloads)
         try:
             match connection:
                 case AsyncConnection():
-                    await connection.execute(statement, parameters)
+                    return await run_steps(connection, steps)
                 case Connection():
-                    await asyncio.to_thread(connection.execute, statement, parameters)
+                    return await asyncio.to_thread(run_steps_blocking, connection, steps)
                 case _:
                     raise build_connection_error(connection, "is not a psycopg connection", _FIX)
         except UndefinedTable as error:
             raise build_connection_error(connection, "is to another database", _FIX) from error
+
+    def _push_and_notify(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Steps[Mapping[str, str]]:
+        """Add messages, and notify listeners in the same transaction."""
+        notification = {"channel": self._access.channel, "topic": self.topic}
+        if not all(each.is_plain for each in new_messages):
+            holders = yield from self._places.push(new_messages, payloads)
+            yield self._sql["notify_topic"], notification
+            return holders
+        name = "push_one_and_notify" if len(new_messages) == 1 else "push_and_notify"
+        yield self._sql[name], {**self._build_parameters(new_messages, payloads), **notification}
+        return {}
 
     def _build_parameters(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
@@ -163,10 +224,12 @@ class PostgresBackend(SqlBackend):
         return bool(exists)
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
+        if self.order != "fifo" and not request.suspects:
+            await self._run("promote", {"queue": self.queue, "limit": _MAX_PROMOTED})
         scan, start = self._scans[request.tasks], self._clock.mono()
         is_full = request.suspects or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
-        if claimed.rows:
+        if claimed.rows and request.claim not in self._grouped:
             self._unsettled.add(request.claim, claimed.rows)
         if request.suspects:
             return claimed
@@ -205,9 +268,16 @@ class PostgresBackend(SqlBackend):
         lowest, found, has_suspects, due, lapse = rows[0][:5]
         if lowest is not None:
             scan.floor = lowest
-        claimed = [row[6:] for row in rows if row[5] is not None]
+        claimed = [row[7:] for row in rows if row[5] is not None]
+        if any(row[6] for row in rows):
+            self._remember_groups(request.claim)
         more = found >= request.limit or found > len(claimed)
         return ClaimedRows(claimed, has_suspects, due, lapse, more)
+
+    def _remember_groups(self, claim: str) -> None:
+        self._grouped[claim] = None
+        if len(self._grouped) > _MAX_GROUPED:
+            del self._grouped[next(iter(self._grouped))]
 
     async def _find_claimed(self, request: ClaimRequest, unknown: OutcomeUnknown) -> ClaimedRows:
         """Return the messages of a claim whose reply was lost."""
@@ -225,27 +295,33 @@ class PostgresBackend(SqlBackend):
         ids = [settlement.receipt.id for settlement in batch]
         claims = [settlement.receipt.claim for settlement in batch]
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
-        if any(each.move != "complete" or each.error for each in batch):
-            columns = {
-                **_find_claims(ids, claims),
-                "outcomes": as_array([OUTCOMES[each.move] for each in batch]),
-                "states": as_array([each.target for each in batch]),
-                "delays": as_array([float(each.delay) for each in batch]),
-                "returns": as_array([int(each.is_returned) for each in batch]),
-                "errors": as_array([encode_any_error(each.error) for each in batch]),
-            }
-            return {name for (name,) in await self._run("settle", columns)}
-        is_whole = unsettled == [{*ids}]
-        if is_whole and await self._complete_claim(claims[0], len(ids)):
-            return {*ids}
-        return {name for (name,) in await self._run("complete", _find_claims(ids, claims))}
+        settled, grouped = set[str](), {*claims}
+        if self._grouped.keys().isdisjoint(claims):
+            is_whole = unsettled == [{*ids}] and is_completed(batch)
+            if is_whole and await self._complete_claim(claims[0], len(ids)):
+                return {*ids}
+            columns = {**build_columns(batch), "with_groups": False}
+            rows = await self._run("complete" if is_completed(batch) else "settle", columns)
+            settled = {name for name, claim in rows if claim is None}
+            grouped = {claim for _, claim in rows if claim is not None}
+        if grouped:
+            batch = [each for each in batch if each.receipt.claim in grouped]
+            settled |= await self._settle_groups(batch)
+        return settled
+
+    async def _settle_groups(self, batch: Sequence[Settlement]) -> set[str]:
+        """Settle messages of claims of which some have groups; let the next ones be heads."""
+        columns = build_columns(batch)
+        settled = await self._access.run_steps(lambda: self._places.settle(columns), self.topic)
+        self._notifications.wake(self.topic)
+        return settled
 
     async def _complete_claim(self, claim: str, count: int) -> bool:
         """Complete all messages of a claim; False means that nothing was done."""
         return bool(await self._run("complete_claim", {"claim": claim, "count": count}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        columns = _find_claims(
+        columns = find_claims(
             [receipt.id for receipt in receipts], [receipt.claim for receipt in receipts]
         )
         parameters = {**columns, "visibility": float(visibility)}
@@ -261,11 +337,15 @@ class PostgresBackend(SqlBackend):
             "spared": encode_error(SPARED),
             "limit": MAX_BATCH,
         }
+        try:
+            rows = await self._access.run_steps(
+                lambda: self._places.end_claims(parameters), self.topic
+            )
+        except OutcomeUnknown as unknown:
+            raise Unavailable(self.topic, unknown.detail) from unknown
         return [
             EndedClaim(id=name, state=state, attempt=attempt, session=session)
-            for name, state, attempt, session in await self._run_repeatable(
-                "end_claims", parameters
-            )
+            for name, state, attempt, session, _ in rows
         ]
 
     async def list_holders(self) -> list[str]:
@@ -274,7 +354,8 @@ class PostgresBackend(SqlBackend):
         return [session for (session,) in rows]
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
-        parameters = {"queue": self.queue, "state": state, "after": after, "limit": limit}
+        states = as_array([*find_stored_states([state])])
+        parameters = {"queue": self.queue, "states": states, "after": after, "limit": limit}
         name = "browse_claimed" if state == "claimed" else "browse_live"
         return await self._run_repeatable(name, parameters)
 
@@ -290,19 +371,11 @@ class PostgresBackend(SqlBackend):
         return await self._run_repeatable("find_newer", {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
-        parameters = {
-            "queue": self.queue,
-            "ids": as_array(list(ids or ())),
-            "all": ids is None,
-            "limit": limit,
-        }
-        ((count,),) = await self._run("redrive", parameters)
-        return int(count)
+        return await self._access.run_steps(lambda: self._places.redrive(ids, limit), self.topic)
 
     async def _purge(self, states: Collection[MessageState]) -> int:
-        parameters = {"queue": self.queue, "states": as_array(list(states))}
-        ((count,),) = await self._run("purge", parameters)
-        return int(count)
+        stored = find_stored_states(states)
+        return await self._access.run_steps(lambda: self._places.purge(stored), self.topic)
 
     async def _pause(self, reason: str) -> bool:
         return bool(await self._run_repeatable("pause", {"queue": self.queue, "reason": reason}))
@@ -331,6 +404,12 @@ class PostgresBackend(SqlBackend):
             is_more = removed >= parameters["limit"]
         return int(closed + single)
 
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Remove keys that nobody holds."""
+        parameters = {"queue": self.queue, "after": after, "limit": limit}
+        ((last, removed, seen),) = await self._run_repeatable("forget_keys", parameters)
+        return SeenKeys(last if seen == limit else "", removed)
+
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         return await self._access.run(self._sql[name], parameters, self.topic)
 
@@ -342,54 +421,15 @@ class PostgresBackend(SqlBackend):
             raise Unavailable(self.topic, unknown.detail) from unknown
 
 
-class PostgresQueueDirectory(SqlDirectory):
-    """All queues in a schema.
-
-    Args:
-        access: the connection to the tables.
-        components: where unreadable messages are reported.
-    """
-
-    def __init__(self, access: PostgresAccess, components: Components) -> None:
-        super().__init__(components)
-        self._access = access
-        self._sql = _fill_in_schema(access.schema)
-
-    async def _summarize(self) -> Sequence[MessageGroup]:
-        return await self._run("summarize", {})
-
-    async def _list_pauses(self) -> Sequence[tuple[str, float, str]]:
-        return await self._run("list_pauses", {})
-
-    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
-        return await self._run("find", {"ids": as_array([*ids])})
-
-    async def _list(
-        self, queue: str, part: QueuePart, after: str, limit: int
-    ) -> Sequence[Sequence[Any]]:
-        parameters = {"queue": queue, "after": after, "limit": limit}
-        return await self._run("list_dead" if part == "dead" else "list_live", parameters)
-
-    async def _run(self, name: str, parameters: Mapping[str, Any]) -> Sequence[Any]:
-        try:
-            return await self._access.run(self._sql[name], parameters, TOPIC)
-        except OutcomeUnknown as unknown:
-            raise Unavailable(TOPIC, unknown.detail) from unknown
-
-
 def _find_ids(ids: Sequence[str]) -> dict[str, str]:
     """Return the parameters that find claims by the ids of their messages."""
     return {"ids": as_array(ids), "low": min(ids), "high": max(ids)}
 
 
-def _find_claims(ids: Sequence[str], claims: Sequence[str]) -> dict[str, str]:
-    """Return the parameters that find messages in claims. Each claim is looked up once."""
-    distinct = list(dict.fromkeys(claims))
-    return {"ids": as_array(ids), "claims": as_array(claims), "distinct": as_array(distinct)}
-
-
-def _fill_in_schema(schema: str) -> dict[str, str]:
-    """Return the statements for a schema, which is a quoted name."""
+def fill_in_schema(schema: str, order: QueueOrder = "fifo") -> dict[str, str]:
+    """Return the statements for a schema, which is a quoted name, and an order of claims."""
+    parts = {"fresh": _SQL[f"claim_{order}"], **_ORDERS[order]}
     # The name may contain the character that marks parameters.
     values = {"schema": schema.replace("%", "%%")}
-    return {name: fill_in(text, values) for name, text in _SQL.items()}
+    claim = {"claim": fill_in(_SQL["claim"], parts)}
+    return {name: fill_in(text, values) for name, text in {**_SQL, **claim}.items()}

@@ -9,6 +9,8 @@
 -- A statement that ends claims has three parts: `claims` locks their rows, `places` has each of their
 -- messages as this statement leaves it, and the fragment `end_places` writes that. The letters of
 -- outcomes are explained in the schema.
+--
+-- What ends the head of a group is a transaction of several statements: see postgres_places.py.
 
 -- fragment: is_open
 -- Whether the queue is not paused. Evaluated once in a statement.
@@ -16,7 +18,11 @@ NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)
 
 -- fragment: is_known
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
-format <= 1
+format <= 2
+
+-- fragment: shown_state
+-- The state of a message, for display.
+CASE state WHEN 'ranked' THEN 'ready' ELSE state END
 
 -- fragment: is_wanted
 -- Whether the caller wants messages of this task.
@@ -46,13 +52,15 @@ CROSS JOIN LATERAL (
     coalesce(payload, '') AS payload, coalesce(deliveries, 0) AS deliveries,
     coalesce(returned, 0) AS returned, coalesce(max_attempts, 1) AS max_attempts, timeout,
     coalesce(errors, '') AS errors, coalesce(enqueued, c.claimed) AS enqueued,
-    coalesce(task, '') AS task, coalesce(due, c.due) AS due, finished
+    coalesce(task, '') AS task, coalesce(due, c.due) AS due, finished,
+    coalesce(priority, 0::smallint) AS priority, group_name
   FROM unnest(
     c.ids, string_to_array(c.outcomes, NULL), c.positions, c.payloads, c.deliveries, c.returned,
-    c.max_attempts, c.timeouts, c.errors, c.enqueued, c.tasks, c.dues, c.finished
+    c.max_attempts, c.timeouts, c.errors, c.enqueued, c.tasks, c.dues, c.finished, c.priorities,
+    c.groups
   ) WITH ORDINALITY AS u (
     id, outcome, position, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
-    task, due, finished, place
+    task, due, finished, priority, group_name, place
   )
 ) AS p
 
@@ -76,20 +84,20 @@ json_build_object(
 put AS (
   INSERT INTO {schema}.jobsync_message (
     id, position, queue, state, due, payload, deliveries, returned, max_attempts, timeout, suspect,
-    errors, enqueued, format, task
+    errors, enqueued, format, task, priority, group_name
   )
   SELECT id, position, queue, state, next_due, payload, deliveries, next_returned, max_attempts,
-    timeout, is_suspect, next_errors, enqueued, format, task
+    timeout, is_suspect, next_errors, enqueued, format, task, priority, group_name
   FROM places WHERE is_ended AND state = 'waiting' AND id IS NOT NULL ORDER BY place
   -- Only if somebody has written the same id twice.
   ON CONFLICT (id) DO NOTHING
 ), kept AS (
   INSERT INTO {schema}.jobsync_finished (
     id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, errors,
-    enqueued, format, task
+    enqueued, format, task, priority, group_name
   )
   SELECT id, queue, state, payload, deliveries, returned, max_attempts, timeout, session,
-    next_errors, enqueued, format, task
+    next_errors, enqueued, format, task, priority, group_name
   FROM places WHERE is_ended AND state IN ('cancelled', 'dead') AND id IS NOT NULL
   ON CONFLICT (id) DO NOTHING
 ), ended AS (
@@ -112,31 +120,32 @@ put AS (
 
 -- fragment: waiting
 -- A message that is not claimed, for display.
-queue, id, state, payload, deliveries, returned, max_attempts, errors, '', suspect,
+queue, id, {shown_state}, payload, deliveries, returned, max_attempts, errors, '', suspect,
 extract(epoch FROM enqueued)::float8,
-CASE WHEN state <> 'ready' THEN extract(epoch FROM due)::float8 END, NULL::float8, NULL::float8,
-extract(epoch FROM clock_timestamp())::float8, format, position::text
+CASE WHEN state = 'waiting' THEN extract(epoch FROM due)::float8 END, NULL::float8, NULL::float8,
+extract(epoch FROM clock_timestamp())::float8, format, priority, group_name, position::text
 
 -- fragment: claimed
 -- A claimed message, for display.
 c.queue, p.id, 'claimed', p.payload, p.deliveries, p.returned, p.max_attempts, p.errors, c.session,
 c.is_suspect, extract(epoch FROM p.enqueued)::float8, extract(epoch FROM p.due)::float8,
 extract(epoch FROM c.claimed)::float8, NULL::float8,
-extract(epoch FROM clock_timestamp())::float8, c.format, p.position::text
+extract(epoch FROM clock_timestamp())::float8, c.format, p.priority, p.group_name,
+p.position::text
 
 -- fragment: completed
 -- A completed message in the row of its claim, for display.
 c.queue, p.id, 'completed', NULL::text, p.deliveries, p.returned, p.max_attempts, p.errors,
 c.session, false, extract(epoch FROM p.enqueued)::float8, NULL::float8, NULL::float8,
 extract(epoch FROM p.finished)::float8, extract(epoch FROM clock_timestamp())::float8, c.format,
-extract(epoch FROM p.finished)::text || ' ' || p.id
+p.priority, p.group_name, extract(epoch FROM p.finished)::text || ' ' || p.id
 
 -- fragment: finished
 -- A finished message, for display.
 queue, id, state, payload, deliveries, returned, max_attempts, errors, session, false,
 extract(epoch FROM enqueued)::float8, NULL::float8, NULL::float8,
 extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8, format,
-extract(epoch FROM finished)::text || ' ' || id
+priority, group_name, extract(epoch FROM finished)::text || ' ' || id
 
 -- fragment: after_time
 -- The time of the cursor for finished messages.
@@ -245,15 +254,9 @@ WITH late AS MATERIALIZED (
   SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size
   FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open}
+  AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open} {late_filter}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-), fresh AS MATERIALIZED (
-  SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size, position
-  FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND state = 'ready' AND position >= %(floor)s AND NOT %(suspects)s
-  AND {is_known} AND {is_wanted} AND {is_open}
-  ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
-), found AS (
+), {fresh}, found AS (
   SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS size_before
   FROM (SELECT place, size FROM late UNION ALL SELECT place, size FROM fresh) AS f
 ), taken AS (
@@ -261,11 +264,12 @@ WITH late AS MATERIALIZED (
   -- They are locked: no other transaction moves them meanwhile.
   WHERE ctid = ANY (ARRAY (SELECT place FROM found WHERE size_before < %(max_bytes)s))
   RETURNING position, id, payload, {next_delivery} AS deliveries, returned, max_attempts, timeout,
-    errors, enqueued, task
+    errors, enqueued, task, format, priority, group_name
 ), written AS (
   INSERT INTO {schema}.jobsync_claim (
     claim, queue, session, claimed, due, is_suspect, open, low, high, outcomes, ids, positions,
-    payloads, deliveries, returned, max_attempts, timeouts, errors, enqueued, tasks
+    payloads, deliveries, returned, max_attempts, timeouts, errors, enqueued, tasks, format,
+    priorities, groups
   )
   SELECT %(claim)s, %(queue)s, %(session)s, clock_timestamp(),
     clock_timestamp() + %(visibility)s * interval '1 second', %(suspects)s, count(*), min(id),
@@ -273,10 +277,12 @@ WITH late AS MATERIALIZED (
     array_agg(deliveries), CASE WHEN bool_or(returned <> 0) THEN array_agg(returned) END,
     array_agg(max_attempts), CASE WHEN bool_or(timeout IS NOT NULL) THEN array_agg(timeout) END,
     CASE WHEN bool_or(errors <> '') THEN array_agg(errors) END, array_agg(enqueued),
-    CASE WHEN bool_or(task <> '') THEN array_agg(task) END
-  FROM (SELECT * FROM taken ORDER BY position) AS t HAVING count(*) > 0
+    CASE WHEN bool_or(task <> '') THEN array_agg(task) END, max(format),
+    CASE WHEN bool_or(priority <> 0) THEN array_agg(priority) END,
+    CASE WHEN bool_or(group_name IS NOT NULL) THEN array_agg(group_name) END
+  FROM (SELECT * FROM taken ORDER BY {sorting}) AS t HAVING count(*) > 0
 ), rest AS (
-  SELECT (SELECT min(position) FROM fresh) AS lowest, (SELECT count(*) FROM found) AS found,
+  SELECT (SELECT min(position) FROM plain) AS lowest, (SELECT count(*) FROM found) AS found,
     EXISTS (
       SELECT 1 FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
@@ -285,7 +291,7 @@ WITH late AS MATERIALIZED (
     -- Not the difference of two times: a time may be infinite, and the difference may not.
     extract(epoch FROM least(
       (SELECT due FROM {schema}.jobsync_message
-       WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND due > {now}
+       WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
        AND {is_known} AND {is_wanted} ORDER BY due LIMIT 1),
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
@@ -297,9 +303,77 @@ WITH late AS MATERIALIZED (
       ORDER BY due LIMIT 1
     ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
 )
-SELECT rest.*, position, id, payload, deliveries, returned, max_attempts, timeout, %(suspects)s,
-  extract(epoch FROM enqueued)::float8
-FROM rest LEFT JOIN taken ON true ORDER BY position;
+SELECT rest.*, position, group_name IS NOT NULL, id, payload, deliveries, returned, max_attempts,
+  timeout, %(suspects)s, extract(epoch FROM enqueued)::float8
+FROM rest LEFT JOIN taken ON true ORDER BY {sorting};
+
+-- fragment: candidate
+-- What a claim looks at first of a message.
+ctid AS place, octet_length(payload) + octet_length(errors) AS size, position
+
+-- fragment: is_claimable
+-- Whether a ready message may be claimed.
+queue = %(queue)s AND NOT %(suspects)s AND {is_known} AND {is_wanted} AND {is_open}
+
+-- name: claim_fifo
+-- The parts of `claim` that depend on the order: how ready messages are chosen. Those with a priority
+-- come last: another process has pushed them, whose order is by priority.
+plain AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message
+  WHERE {is_claimable} AND state = 'ready' AND position >= %(floor)s
+  ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
+), ranked AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ranked'
+  ORDER BY priority DESC, position
+  LIMIT (SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM plain) AS f)
+  FOR UPDATE SKIP LOCKED
+), fresh AS (SELECT * FROM plain UNION ALL SELECT * FROM ranked);
+
+-- name: claim_lifo
+-- Likewise, the newest first.
+plain AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ready'
+  ORDER BY position DESC LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
+), ranked AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ranked'
+  ORDER BY priority DESC, position
+  LIMIT (SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM plain) AS f)
+  FOR UPDATE SKIP LOCKED
+), fresh AS (SELECT * FROM plain UNION ALL SELECT * FROM ranked);
+
+-- name: claim_priority
+-- Likewise, by priority: those above 0, those without, those below 0.
+high AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message
+  WHERE {is_claimable} AND state = 'ranked' AND priority > 0
+  ORDER BY priority DESC, position LIMIT (SELECT %(limit)s - count(*) FROM late)
+  FOR UPDATE SKIP LOCKED
+), plain AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ready'
+  ORDER BY position
+  LIMIT (SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM high) AS f)
+  FOR UPDATE SKIP LOCKED
+), low AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message
+  WHERE {is_claimable} AND state = 'ranked' AND priority < 0
+  ORDER BY priority DESC, position
+  LIMIT (
+    SELECT %(limit)s - count(*)
+    FROM (SELECT FROM late UNION ALL SELECT FROM high UNION ALL SELECT FROM plain) AS f
+  )
+  FOR UPDATE SKIP LOCKED
+), fresh AS (SELECT * FROM high UNION ALL SELECT * FROM plain UNION ALL SELECT * FROM low);
+
+-- name: promote
+-- Let messages whose delays are over take the places that their order gives them.
+WITH late AS MATERIALIZED (
+  SELECT id FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND due <= {now} AND {is_known}
+  ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+UPDATE {schema}.jobsync_message AS m
+SET state = CASE WHEN m.priority = 0 THEN 'ready' ELSE 'ranked' END
+FROM late WHERE m.id = late.id RETURNING 1;
 
 -- name: find_claimed
 -- The messages of a claim whose reply was lost.
@@ -308,6 +382,11 @@ SELECT p.id, p.payload, p.deliveries, p.returned, p.max_attempts, p.timeout, c.i
 FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
 
+-- fragment: grouped_claims
+-- The claims with groups, if they were left alone.
+SELECT NULL, claim FROM {schema}.jobsync_claim
+WHERE claim = ANY (%(distinct)s::text[]) AND groups IS NOT NULL
+
 -- name: complete_claim
 -- Complete all messages of a claim, none of which was settled before. This is the common case, and by
 -- far the cheapest one for claims of a few messages.
@@ -315,14 +394,15 @@ UPDATE {schema}.jobsync_claim
 SET outcomes = repeat('c', open), open = 0, completed = open,
   finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
 WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('o', %(count)s)
+AND groups IS NULL
 RETURNING 1;
 
 -- name: complete
 -- Complete messages; return the ids of those that are completed, by this statement or an earlier one.
--- It reads no payloads.
+-- It reads no payloads. Claims with groups are left alone, and returned.
 WITH claims AS MATERIALIZED (
   SELECT claim, ids, outcomes, dues, finished FROM {schema}.jobsync_claim
-  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
+  WHERE claim = ANY (%(distinct)s::text[]) AND groups IS NULL ORDER BY claim FOR UPDATE
 ), places AS MATERIALIZED (
   SELECT c.claim, p.place, p.id, p.due, g.id IS NOT NULL AS is_given,
     g.id IS NOT NULL AND p.outcome = 'o' AS is_ended,
@@ -349,18 +429,21 @@ WITH claims AS MATERIALIZED (
     payloads = CASE WHEN e.open > 0 THEN c.payloads END
   FROM ended AS e WHERE c.claim = e.claim
 )
-SELECT id FROM places WHERE is_given AND outcome IN ('c', 'f');
+SELECT id, NULL FROM places WHERE is_given AND outcome IN ('c', 'f')
+UNION ALL {grouped_claims};
 
 -- name: settle
 -- End claims as given; return the ids of the messages whose claims were ended so, by this statement or
--- an earlier one.
+-- an earlier one. Claims with groups are left alone and returned, unless the caller settles them; then
+-- a head that is finished is returned with its group.
 WITH claims AS MATERIALIZED (
   SELECT * FROM {schema}.jobsync_claim
-  WHERE claim = ANY (%(distinct)s::text[]) ORDER BY claim FOR UPDATE
+  WHERE claim = ANY (%(distinct)s::text[]) AND (%(with_groups)s OR groups IS NULL)
+  ORDER BY claim FOR UPDATE
 ), places AS MATERIALIZED (
   SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
-    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due,
-    g.outcome AS wanted, g.state, false AS is_suspect,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, p.priority,
+    p.group_name, g.outcome AS wanted, g.state, false AS is_suspect,
     g.id IS NOT NULL AND p.outcome = 'o' AS is_ended,
     CASE WHEN p.outcome = 'o' THEN coalesce(g.outcome, 'o') ELSE p.outcome END AS outcome,
     CASE WHEN p.outcome = 'o' AND g.id IS NOT NULL THEN clock_timestamp() ELSE p.finished END
@@ -375,7 +458,9 @@ WITH claims AS MATERIALIZED (
     %(delays)s::float8[], %(returns)s::integer[], %(errors)s::text[]
   ) AS g (id, claim, outcome, state, delay, back, error) ON g.claim = c.claim AND g.id = p.id
 ), {end_places}
-SELECT id FROM places WHERE outcome = wanted OR (outcome = 'f' AND wanted = 'c');
+SELECT id, CASE WHEN is_ended AND state <> 'waiting' THEN group_name END
+FROM places WHERE outcome = wanted OR (outcome = 'f' AND wanted = 'c')
+UNION ALL {grouped_claims} AND NOT %(with_groups)s;
 
 -- name: extend
 -- Extend claims; never shorten them.
@@ -419,8 +504,8 @@ WITH lapsed AS (
   ORDER BY claim FOR UPDATE SKIP LOCKED
 ), places AS MATERIALIZED (
   SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
-    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, {attempt} AS attempt,
-    true AS is_suspect, g.is_ended,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, p.priority,
+    p.group_name, {attempt} AS attempt, true AS is_suspect, g.is_ended,
     CASE WHEN c.is_suspect AND {attempt} >= p.max_attempts THEN 'dead' ELSE 'waiting' END AS state,
     CASE WHEN g.is_ended THEN 'l' ELSE p.outcome END AS outcome,
     CASE WHEN g.is_ended THEN clock_timestamp() ELSE p.finished END AS finished,
@@ -433,7 +518,8 @@ WITH lapsed AS (
         AND (p.due <= {now} OR c.session = ANY (%(dead)s::text[])) AS is_ended
   ) AS g
 ), {end_places}
-SELECT id, state, attempt, session FROM places WHERE is_ended AND id IS NOT NULL ORDER BY position;
+SELECT id, state, attempt, session, CASE state WHEN 'dead' THEN group_name END
+FROM places WHERE is_ended AND id IS NOT NULL ORDER BY position;
 
 -- name: list_holders
 -- The sessions that hold claims.
@@ -443,7 +529,7 @@ WHERE queue = %(queue)s AND closed IS NULL AND {is_known} ORDER BY session;
 -- name: browse_live
 -- List messages that are not claimed, in their order.
 SELECT {waiting} FROM {schema}.jobsync_message AS m
-WHERE queue = %(queue)s AND state = %(state)s
+WHERE queue = %(queue)s AND state = ANY (%(states)s::text[])
 AND m.position > coalesce(nullif(%(after)s, ''), '0')::bigint
 ORDER BY m.position LIMIT %(limit)s;
 
@@ -502,6 +588,16 @@ WHERE p.id = g.id AND p.outcome = 'c'
 UNION ALL
 SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]);
 
+-- name: find_head
+-- The head of a group.
+SELECT {waiting} FROM {schema}.jobsync_message
+WHERE queue = %(queue)s AND group_name = %(group)s AND state IN ('ready', 'ranked', 'waiting')
+UNION ALL
+SELECT {claimed} FROM {schema}.jobsync_claim AS c {in_claim}
+WHERE c.queue = %(queue)s AND c.closed IS NULL AND c.groups IS NOT NULL AND p.outcome = 'o'
+AND p.group_name = %(group)s
+LIMIT 1;
+
 -- name: list_live
 -- List the messages of a queue that are not finished, by id.
 (
@@ -522,7 +618,7 @@ WHERE queue = %(queue)s AND state = 'dead' AND id > %(after)s ORDER BY id LIMIT 
 
 -- name: summarize
 -- Count the messages of all queues by state and session, with the time of the oldest.
-SELECT queue, state, '', count(*), extract(epoch FROM min(enqueued))::float8
+SELECT queue, {shown_state}, '', count(*), extract(epoch FROM min(enqueued))::float8
 FROM {schema}.jobsync_message GROUP BY queue, state
 UNION ALL
 SELECT queue, 'claimed', session, sum(open)::bigint, extract(epoch FROM min(claimed))::float8
@@ -550,7 +646,8 @@ DELETE FROM {schema}.jobsync_pause WHERE queue = %(queue)s RETURNING 1;
 -- name: count
 -- Count the messages of a queue by state.
 SELECT state, sum(number)::bigint FROM (
-  SELECT state, count(*) FROM {schema}.jobsync_message WHERE queue = %(queue)s GROUP BY state
+  SELECT {shown_state}, count(*) FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s GROUP BY state
   UNION ALL
   SELECT 'claimed', sum(open) FROM {schema}.jobsync_claim
   WHERE queue = %(queue)s AND closed IS NULL
@@ -568,42 +665,47 @@ SELECT state, sum(number)::bigint FROM (
 -- Count the messages of newer code by format.
 SELECT format, sum(number)::bigint FROM (
   SELECT format, count(*) FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND format > 1 GROUP BY format
+  WHERE queue = %(queue)s AND format > 2 GROUP BY format
   UNION ALL
   SELECT format, sum(open) FROM {schema}.jobsync_claim
-  WHERE queue = %(queue)s AND format > 1 AND open > 0 GROUP BY format
+  WHERE queue = %(queue)s AND format > 2 AND open > 0 GROUP BY format
 ) AS counts (format, number) GROUP BY format ORDER BY format;
 
--- name: redrive
+-- name: choose_dead
+-- Choose dead letters to put back, and lock them.
+SELECT id, group_name FROM {schema}.jobsync_finished
+WHERE queue = %(queue)s AND payload IS NOT NULL AND {is_known}
+AND (id = ANY (%(ids)s::text[]) OR (state = 'dead' AND %(all)s))
+ORDER BY finished, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+
+-- name: insert_redriven
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
-WITH chosen AS MATERIALIZED (
-  SELECT id FROM {schema}.jobsync_finished
-  WHERE queue = %(queue)s AND payload IS NOT NULL AND {is_known}
-  AND (id = ANY (%(ids)s::text[]) OR (state = 'dead' AND %(all)s))
-  ORDER BY finished, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-), gone AS (
-  DELETE FROM {schema}.jobsync_finished AS f USING chosen WHERE f.id = chosen.id RETURNING f.*
-), done AS (
-  INSERT INTO {schema}.jobsync_message (
-    id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
-    format, task
-  )
-  SELECT id, queue, 'waiting', clock_timestamp(), payload, deliveries, deliveries, max_attempts,
-    timeout, errors, enqueued, format, task
-  FROM gone RETURNING 1
+INSERT INTO {schema}.jobsync_message (
+  id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
+  format, task, priority, group_name
 )
-SELECT count(*) FROM done;
+SELECT id, queue, CASE WHEN id = ANY (%(blocked)s::text[]) THEN 'blocked' ELSE 'waiting' END,
+  clock_timestamp(), payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued,
+  format, task, priority, group_name
+FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]) ORDER BY finished, id RETURNING 1;
+
+-- name: delete_redriven
+-- Delete dead letters after they were put back.
+DELETE FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]) RETURNING 1;
 
 -- name: purge
--- Delete messages in these states. The rows of claims stay: they answer settlements.
+-- Delete messages in these states; return how many, and the groups whose heads were among them. The
+-- rows of claims stay: they answer settlements.
 WITH live AS (
   DELETE FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
+  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known}
+  RETURNING CASE WHEN state <> 'blocked' THEN group_name END AS group_name
 ), finished AS (
   DELETE FROM {schema}.jobsync_finished
   WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
 ), claims AS MATERIALIZED (
-  SELECT claim, CASE WHEN 'claimed' = ANY (%(states)s::text[]) THEN open ELSE 0 END AS open,
+  SELECT claim, outcomes, groups,
+    CASE WHEN 'claimed' = ANY (%(states)s::text[]) THEN open ELSE 0 END AS open,
     CASE WHEN 'completed' = ANY (%(states)s::text[]) THEN completed ELSE 0 END AS completed
   FROM {schema}.jobsync_claim WHERE queue = %(queue)s AND {is_known} AND (open > 0 OR completed > 0)
   ORDER BY claim FOR UPDATE
@@ -618,7 +720,14 @@ WITH live AS (
   FROM claims AS g WHERE c.claim = g.claim AND (g.open > 0 OR g.completed > 0)
 )
 SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished)
-  + (SELECT coalesce(sum(open + completed), 0) FROM claims);
+  + (SELECT coalesce(sum(open + completed), 0) FROM claims),
+  ARRAY (
+    SELECT group_name FROM live WHERE group_name IS NOT NULL
+    UNION
+    SELECT p.group_name FROM claims AS c
+    CROSS JOIN LATERAL unnest(string_to_array(c.outcomes, NULL), c.groups) AS p (outcome, group_name)
+    WHERE c.open > 0 AND c.groups IS NOT NULL AND p.outcome = 'o' AND p.group_name IS NOT NULL
+  );
 
 -- name: forget
 -- Delete messages that were finished long ago.
@@ -689,3 +798,117 @@ WITH old AS MATERIALIZED (
   DELETE FROM {schema}.jobsync_claim AS c USING old WHERE c.claim = old.claim RETURNING 1
 )
 SELECT count(*) FROM gone;
+
+-- name: add_groups
+-- Lock groups to which messages are added; return those that had no head.
+INSERT INTO {schema}.jobsync_group AS g (queue, name)
+SELECT %(queue)s, name FROM unnest(%(names)s::text[]) AS n (name) ORDER BY name
+ON CONFLICT (queue, name) DO UPDATE SET name = g.name RETURNING name, xmax = 0;
+
+-- name: lock_groups
+-- Lock groups whose heads are finished. The next statement sees all messages that others have added.
+SELECT name FROM {schema}.jobsync_group
+WHERE queue = %(queue)s AND name = ANY (%(names)s::text[]) ORDER BY name FOR UPDATE;
+
+-- name: unblock
+-- Let the next message of each of these groups be its head; return the groups.
+UPDATE {schema}.jobsync_message AS m
+SET state = 'waiting', due = greatest(m.due, clock_timestamp())
+FROM unnest(%(names)s::text[]) AS g (name) CROSS JOIN LATERAL (
+  SELECT id FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND group_name = g.name AND state = 'blocked'
+  ORDER BY position LIMIT 1
+) AS next
+WHERE m.id = next.id RETURNING m.group_name;
+
+-- name: remove_groups
+-- Remove groups without messages.
+DELETE FROM {schema}.jobsync_group
+WHERE queue = %(queue)s AND name = ANY (%(names)s::text[]) RETURNING 1;
+
+-- name: insert_placed
+-- Add messages in order, each in its state.
+INSERT INTO {schema}.jobsync_message (
+  queue, id, state, due, payload, max_attempts, timeout, task, format, priority, group_name
+)
+SELECT %(queue)s, id,
+  CASE WHEN is_blocked THEN 'blocked'
+    WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN 'waiting'
+    WHEN priority <> 0 THEN 'ranked' ELSE 'ready' END,
+  coalesce(to_timestamp(at), clock_timestamp() + delay * interval '1 second'), payload,
+  max_attempts, timeout, task, format, priority, group_name
+FROM unnest(
+  %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(times)s::float8[],
+  %(max_attempts)s::integer[], %(timeouts)s::float8[], %(tasks)s::text[], %(formats)s::integer[],
+  %(priorities)s::smallint[], %(groups)s::text[], %(blocked)s::boolean[]
+) WITH ORDINALITY AS t (
+  id, payload, delay, at, max_attempts, timeout, task, format, priority, group_name, is_blocked,
+  place
+) ORDER BY place RETURNING 1;
+
+-- name: hold_keys
+-- Hold keys for new messages, unless others hold them; return who holds each, and until when.
+-- Each row is locked.
+INSERT INTO {schema}.jobsync_key AS k (queue, key, id, held_until)
+SELECT %(queue)s, key, id, clock_timestamp() + ttl * interval '1 second'
+FROM unnest(%(keys)s::text[], %(ids)s::text[], %(ttls)s::float8[]) AS n (key, id, ttl) ORDER BY key
+ON CONFLICT (queue, key) DO UPDATE
+SET id = CASE WHEN k.held_until <= clock_timestamp() THEN excluded.id ELSE k.id END,
+  held_until = CASE WHEN k.held_until <= clock_timestamp() THEN excluded.held_until
+    ELSE k.held_until END
+RETURNING key, id, held_until;
+
+-- name: take_keys
+-- Hold keys for other messages than before.
+UPDATE {schema}.jobsync_key AS k
+SET id = n.id, held_until = clock_timestamp() + n.ttl * interval '1 second'
+FROM unnest(%(keys)s::text[], %(ids)s::text[], %(ttls)s::float8[]) AS n (key, id, ttl)
+WHERE k.queue = %(queue)s AND k.key = n.key RETURNING 1;
+
+-- name: find_holders
+-- Who holds these keys.
+SELECT key, id FROM {schema}.jobsync_key
+WHERE queue = %(queue)s AND key = ANY (%(keys)s::text[]);
+
+-- name: notify_topic
+-- Notify the listeners of a topic.
+SELECT pg_notify(%(channel)s, %(topic)s);
+
+-- name: find_pending
+-- The messages of these that are not finished.
+SELECT id FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
+UNION ALL
+SELECT p.id FROM {schema}.jobsync_claim AS c
+CROSS JOIN LATERAL unnest(c.ids, string_to_array(c.outcomes, NULL)) AS p (id, outcome)
+WHERE c.closed IS NULL AND {has_any_id} AND p.outcome = 'o' AND p.id = ANY (%(ids)s::text[]);
+
+-- name: replace
+-- Replace a message that nobody has claimed.
+UPDATE {schema}.jobsync_message
+SET payload = %(payload)s, max_attempts = %(max_attempts)s, timeout = %(timeout)s,
+  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END,
+  due = coalesce(
+    to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'
+  )
+WHERE id = %(holder)s AND {is_known} RETURNING 1;
+
+-- name: forget_keys
+-- Remove keys that nobody holds: look at some after a key, and return the last of them. A key that
+-- was taken over meanwhile has another id or another time.
+WITH seen AS MATERIALIZED (
+  SELECT key, id, held_until FROM {schema}.jobsync_key
+  WHERE queue = %(queue)s AND key > %(after)s ORDER BY key LIMIT %(limit)s
+), gone AS (
+  DELETE FROM {schema}.jobsync_key AS k USING seen AS s
+  WHERE k.queue = %(queue)s AND k.key = s.key AND k.id = s.id
+  AND k.held_until IS NOT DISTINCT FROM s.held_until AND CASE
+    WHEN s.held_until IS NOT NULL THEN s.held_until <= clock_timestamp()
+    ELSE NOT EXISTS (SELECT 1 FROM {schema}.jobsync_message AS m WHERE m.id = s.id)
+      AND NOT EXISTS (
+        SELECT 1 FROM {schema}.jobsync_claim AS c
+        WHERE c.closed IS NULL AND c.high >= s.id AND c.low <= s.id
+        AND substr(c.outcomes, array_position(c.ids, s.id), 1) = 'o'
+      )
+  END RETURNING 1
+)
+SELECT coalesce(max(key), ''), (SELECT count(*) FROM gone), count(*) FROM seen;

@@ -13,40 +13,52 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jobsync.components import Components
-from jobsync.core.clock import Clock
 from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.sql import MessageGroup, SqlDirectory
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
-    build_connection_error,
+    find_stored_states,
 )
+from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error, check_file
 from jobsync.queue.sql.message_rows import ClaimedRow
 from jobsync.queue.sql.sqlite_claims import (
-    SQL,
     complete_claim,
     end_lapsed,
     extend_claim,
     forget_completed,
     insert_claim,
     settle_claim,
+)
+from jobsync.queue.sql.sqlite_directory import read_clock
+from jobsync.queue.sql.sqlite_places import (
+    SQL,
+    SqlitePlaces,
+    read_delay_clock,
+    run_steps,
     to_json,
 )
 from jobsync.stores.sql import SqliteAccess
 
-__all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
+__all__ = ["SqliteBackend"]
 
 T = TypeVar("T")
 
 _ID, _FINISHED = 1, 13
 """Indices in the row of a message for display."""
 
-_FIX = "pass a sqlite3 connection to the file that the queue is in"
+_SELECTS: Mapping[QueueOrder, Sequence[str]] = {
+    "fifo": ("select_ready", "select_high", "select_low"),
+    "lifo": ("select_newest", "select_high", "select_low"),
+    "priority": ("select_high", "select_ready", "select_low"),
+}
+"""The statements that select ready messages. A queue without priorities has such messages if
+another process has pushed them, whose order is by priority."""
 
 
 class SqliteBackend(SqlBackend):
@@ -56,10 +68,17 @@ class SqliteBackend(SqlBackend):
         access: the connection to the file.
         queue: its name.
         components: time, randomness and events.
+        order: which messages are claimed first.
     """
 
-    def __init__(self, access: SqliteAccess, queue: str, components: Components) -> None:
-        super().__init__(access, queue, components)
+    def __init__(
+        self,
+        access: SqliteAccess,
+        queue: str,
+        components: Components,
+        order: QueueOrder = "fifo",
+    ) -> None:
+        super().__init__(access, queue, components, order)
         self._access = access
         self._is_idle = False
         self._has_foreign = True
@@ -75,30 +94,51 @@ class SqliteBackend(SqlBackend):
 
     async def _push_within(
         self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
-    ) -> None:
+    ) -> Mapping[str, str]:
         if not isinstance(connection, sqlite3.Connection):
-            raise build_connection_error(connection, "is not a sqlite3 connection", _FIX)
-        self._check_file(connection)
+            raise build_connection_error(connection, "is not a sqlite3 connection", SQLITE_FIX)
+        check_file(connection, self._access.path)
         # In the other cases sqlite3 begins a transaction itself, or there is one. Without it
         # every row would be a transaction.
         needs_transaction = connection.isolation_level is None and not connection.in_transaction
         if needs_transaction:
             connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
+        holders: Mapping[str, str] = {}
+        if all(each.is_plain for each in new_messages):
+            connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
+        else:
+            holders = self._place_within(connection, new_messages, payloads)
         if needs_transaction:
             connection.execute("COMMIT")
+        return holders
 
-    def _check_file(self, connection: sqlite3.Connection) -> None:
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        (_, _, name) = cursor.execute("PRAGMA database_list").fetchone()
-        if self._access.path is None or not (name and self._access.path.samefile(name)):
-            raise build_connection_error(connection, f"is to {name or 'memory'}", _FIX)
+    async def _place(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        return await self._access.write(
+            lambda connection: self._place_within(connection, new_messages, payloads), self.topic
+        )
+
+    def _place_within(
+        self,
+        connection: sqlite3.Connection,
+        new_messages: Sequence[NewMessage],
+        payloads: Sequence[bytes],
+    ) -> Mapping[str, str]:
+        return run_steps(connection, self._places().push(new_messages, payloads))
+
+    def _places(self) -> SqlitePlaces:
+        """Return the statements of this time."""
+        return SqlitePlaces(self.queue, self._read_delay_time())
+
+    async def _find_holders(self, keys: Sequence[str]) -> Mapping[str, str]:
+        parameters = {"queue": self.queue, "keys": to_json(keys)}
+        return dict(await self._access.read(SQL["find_holders"], parameters))
 
     def _build_parameters(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> list[dict[str, Any]]:
-        now, (boot, mono) = self._now(), _read_delay_clock(self._access.clock)
+        now, (boot, mono) = self._now(), read_delay_clock(self._access.clock)
         return [
             {
                 "queue": self.queue,
@@ -134,7 +174,7 @@ class SqliteBackend(SqlBackend):
             ((has_waiting,),) = connection.execute(SQL["has_waiting"], parameters)
             if has_waiting and self._has_foreign:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
-            rows, is_full = _select(connection, parameters, has_waiting=has_waiting)
+            rows, is_full = self._select(connection, parameters, has_waiting=has_waiting)
             if rows:
                 boot, mono = self._since_boot()
                 values = {**parameters, "due": mono + request.visibility, "boot": boot}
@@ -159,10 +199,35 @@ class SqliteBackend(SqlBackend):
             self._unsettled.add(request.claim, claimed.rows)
         return claimed
 
+    def _select(
+        self, connection: sqlite3.Connection, parameters: Mapping[str, Any], *, has_waiting: bool
+    ) -> tuple[list[tuple[Any, ...]], bool]:
+        """Return the messages to claim, in their order, and whether there may be more."""
+        rows: list[tuple[Any, ...]] = []
+        limit, size = parameters["limit"], 0
+        names = [] if parameters["suspects"] else [*_SELECTS[self.order]]
+        if has_waiting and (parameters["suspects"] or self.order == "fifo"):
+            names.insert(0, "select_waiting")
+        elif has_waiting:
+            connection.execute(SQL["promote"], {**parameters, "limit": MAX_BATCH})
+        for name in names:
+            left = {**parameters, "limit": limit - len(rows)}
+            for row in connection.execute(SQL[name], left):
+                rows.append(row)
+                size += len(row[2]) + len(row[10])
+                if size >= MAX_CLAIM_BYTES or len(rows) == limit:
+                    return self._sort(rows), True
+        return self._sort(rows), False
+
+    def _sort(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        # Those of a queue with priorities were selected in order.
+        is_by_age = self.order != "priority"
+        return sorted(rows, reverse=self.order == "lifo") if is_by_age else rows
+
     def _build_result(
         self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
     ) -> ClaimedRows:
-        (boot, mono), (_, delay_now) = self._since_boot(), _read_delay_clock(self._access.clock)
+        (boot, mono), (_, delay_now) = self._since_boot(), read_delay_clock(self._access.clock)
         _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
         delays = [time - delay_now for time in (due, suspect_due) if time is not None]
         if self._has_foreign:
@@ -266,9 +331,10 @@ class SqliteBackend(SqlBackend):
         return [session for (session,) in rows]
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
-        parameters = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
+        states = to_json(find_stored_states([state]))
+        parameters = {"queue": self.queue, "states": states, "after": after or "0", "limit": limit}
         query = SQL["browse_claimed" if state == "claimed" else "browse_live"]
-        return await self._access.read(query, {**parameters, **_read_clock(self._access)})
+        return await self._access.read(query, {**parameters, **read_clock(self._access)})
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
@@ -291,40 +357,34 @@ class SqliteBackend(SqlBackend):
         return await self._access.read(SQL["find_newer"], {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
-
-        def work(connection: sqlite3.Connection) -> int:
-            parameters = {
-                "queue": self.queue,
-                "ids": to_json(list(ids or ())),
-                "all": ids is None,
-                "limit": limit,
-                **self._read_delay_time(),
-            }
-            redriven = [name for (name,) in connection.execute(SQL["redrive"], parameters)]
-            connection.execute(SQL["delete_finished"], {"ids": to_json(redriven)})
-            return len(redriven)
-
-        return await self._access.write(work, self.topic)
+        return await self._access.write(
+            lambda connection: run_steps(connection, self._places().redrive(ids, limit)),
+            self.topic,
+        )
 
     async def _purge(self, states: Collection[MessageState]) -> int:
 
         def work(connection: sqlite3.Connection) -> int:
             parameters = {
                 "queue": self.queue,
-                "states": to_json(list(states)),
+                "states": to_json(find_stored_states(states)),
                 "now": self._now(),
             }
-            statements = (SQL["purge_live"], SQL["purge_finished"])
-            purged = sum(connection.execute(text, parameters).rowcount for text in statements)
+            live = connection.execute(SQL["purge_live"], parameters).fetchall()
+            ended = {group for (group,) in live if group is not None}
+            purged = len(live) + connection.execute(SQL["purge_finished"], parameters).rowcount
             claimed, completed = connection.execute(SQL["count_in_claims"], parameters).fetchone()
             if "claimed" in states:
                 purged += claimed
+                groups = connection.execute(SQL["list_claimed_groups"], parameters)
+                ended |= {group for (group,) in groups}
                 numbers = connection.execute(SQL["purge_claimed"], parameters).fetchall()
                 for (number,) in numbers:
                     connection.execute(SQL["delete_payloads"], {"number": number})
             if "completed" in states:
                 purged += completed
                 connection.execute(SQL["purge_completed"], parameters)
+            run_steps(connection, self._places().release(ended))
             return purged
 
         return await self._access.write(work, self.topic)
@@ -370,81 +430,26 @@ class SqliteBackend(SqlBackend):
 
         return await self._access.write(work, self.topic)
 
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Remove keys that nobody holds."""
+        parameters = {"queue": self.queue, "after": after, "limit": limit, "now": self._now()}
+
+        def work(connection: sqlite3.Connection) -> SeenKeys:
+            seen = connection.execute(SQL["see_keys"], parameters).fetchall()
+            gone = [key for key, is_held in seen if not is_held]
+            if gone:
+                connection.execute(SQL["delete_keys"], {**parameters, "keys": to_json(gone)})
+            return SeenKeys(seen[-1][0] if len(seen) == limit else "", len(gone))
+
+        return await self._write_repeatable(work)
+
     def _now(self) -> float:
         return self._access.clock.wall().seconds
 
     def _read_delay_time(self) -> dict[str, float]:
         """Return the parameters of statements on delays: wall time, boot, and time since boot."""
-        boot, mono = _read_delay_clock(self._access.clock)
+        boot, mono = read_delay_clock(self._access.clock)
         return {"now": self._now(), "boot": boot, "mono": mono}
 
     def _since_boot(self) -> tuple[int, float]:
         return self._access.clock.boot(), self._access.clock.mono().seconds
-
-
-class SqliteQueueDirectory(SqlDirectory):
-    """All queues in a file.
-
-    Args:
-        access: the connection to the file.
-        components: where unreadable messages are reported.
-    """
-
-    def __init__(self, access: SqliteAccess, components: Components) -> None:
-        super().__init__(components)
-        self._access = access
-
-    async def _summarize(self) -> Sequence[MessageGroup]:
-        return await self._access.read(SQL["summarize"])
-
-    async def _list_pauses(self) -> Sequence[tuple[str, float, str]]:
-        return await self._access.read(SQL["list_pauses"])
-
-    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
-        parameters = {"ids": to_json([*ids]), **_read_clock(self._access)}
-        return await self._access.read(SQL["find"], parameters)
-
-    async def _list(
-        self, queue: str, part: QueuePart, after: str, limit: int
-    ) -> Sequence[Sequence[Any]]:
-        query = SQL["list_dead" if part == "dead" else "list_live"]
-        parameters = {"queue": queue, "after": after, "limit": limit, **_read_clock(self._access)}
-        return await self._access.read(query, parameters)
-
-
-def _read_delay_clock(clock: Clock) -> tuple[int, float]:
-    """Return the boot that delays count from, and the time since it; without an id, wall time."""
-    boot = clock.boot()
-    return (boot, clock.mono().seconds) if boot else (0, clock.wall().seconds)
-
-
-def _read_clock(access: SqliteAccess) -> dict[str, float]:
-    """Return the times from which a query computes when claims lapse and delays end."""
-    clock = access.clock
-    delay_boot, delay_now = _read_delay_clock(clock)
-    return {
-        "now": clock.wall().seconds,
-        "boot": clock.boot(),
-        "mono": clock.mono().seconds,
-        "delay_boot": delay_boot,
-        "delay_now": delay_now,
-    }
-
-
-def _select(
-    connection: sqlite3.Connection, parameters: Mapping[str, Any], *, has_waiting: bool
-) -> tuple[list[tuple[Any, ...]], bool]:
-    """Return the messages to claim, in their order, and whether there may be more."""
-    rows: list[tuple[Any, ...]] = []
-    limit, size = parameters["limit"], 0
-    names = ["select_waiting"] if has_waiting else []
-    if not parameters["suspects"]:
-        names.append("select_ready")
-    for name in names:
-        left = {**parameters, "limit": limit - len(rows)}
-        for row in connection.execute(SQL[name], left):
-            rows.append(row)
-            size += len(row[2]) + len(row[10])
-            if size >= MAX_CLAIM_BYTES or len(rows) == limit:
-                return sorted(rows), True
-    return sorted(rows), False

@@ -4,7 +4,11 @@
 
 -- fragment: is_known
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
-format <= 1
+format <= 2
+
+-- fragment: shown_state
+-- The state of a message, for display.
+CASE state WHEN 'ranked' THEN 'ready' ELSE state END
 
 -- fragment: is_wanted
 -- Whether the caller wants messages of this task.
@@ -18,7 +22,7 @@ CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
 -- A message to claim. Payload and errors are read as bytes: text that is not UTF-8 would fail the
 -- query, not only its own row.
 position, id, CAST(payload AS BLOB), {next_delivery}, returned, max_attempts, timeout, suspect,
-enqueued, task, CAST(errors AS BLOB)
+enqueued, task, CAST(errors AS BLOB), priority, group_name, format
 
 -- fragment: is_open
 -- Whether the queue is not paused.
@@ -46,11 +50,11 @@ AND wakes IS NULL AND {is_known}
 
 -- fragment: waiting
 -- A message that is not claimed, for display. Delays are counted from boot; people read wall time.
-queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, '', suspect,
-enqueued,
+queue, id, {shown_state}, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, '',
+suspect, enqueued,
 CASE state WHEN 'waiting' THEN
   CASE WHEN boot = :delay_boot AND wakes IS NOT NULL THEN :now + wakes - :delay_now ELSE due END
-END, NULL, NULL, :now, format, CAST(position AS TEXT)
+END, NULL, NULL, :now, format, priority, group_name, CAST(position AS TEXT)
 
 -- fragment: in_claim
 -- Claims `c` and their messages `m`. What somebody has overwritten fails no other claim.
@@ -97,22 +101,26 @@ coalesce(CASE WHEN json_valid(c.dues) THEN json_extract(c.dues, '$[' || m.key ||
 coalesce(CASE WHEN json_valid(c.times) THEN json_extract(c.times, '$[' || m.key || ']') END,
   c.finished)
 
+-- fragment: item_place
+-- The priority and the group of a message `m`.
+coalesce(json_extract({item}, '$[10]'), 0), json_extract({item}, '$[11]')
+
 -- fragment: claimed
 -- A claimed message, for display. Claims are counted from boot; people read wall time.
 c.queue, {item_id}, 'claimed', {item_payload}, {counters}, c.session, c.suspect, {item_enqueued},
 CASE WHEN c.boot = :boot THEN :now + {item_due} - :mono ELSE :now END, c.claimed, NULL, :now,
-c.format, CAST(json_extract({item}, '$[1]') AS TEXT)
+c.format, {item_place}, CAST(json_extract({item}, '$[1]') AS TEXT)
 
 -- fragment: completed
 -- A completed message, for display. The caller builds the cursor.
 c.queue, {item_id}, 'completed', NULL, {counters}, c.session, 0, {item_enqueued}, NULL, NULL,
-{item_finished}, :now, c.format
+{item_finished}, :now, c.format, {item_place}
 
 -- fragment: finished
 -- A cancelled message or a dead letter, for display, or one that older code has completed. The caller
 -- builds the cursor.
 queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-0, enqueued, NULL, NULL, finished, :now, format
+0, enqueued, NULL, NULL, finished, :now, format, priority, group_name
 
 -- fragment: numbers
 -- The claims that may have any of these ids.
@@ -178,10 +186,37 @@ AND {is_known} AND {is_wanted} AND {is_open}
 ORDER BY wakes, position LIMIT :limit;
 
 -- name: select_ready
--- Select new messages in their order.
+-- Select ready messages without a priority, the oldest first.
 SELECT {message} FROM jobsync_message
 WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
 ORDER BY position LIMIT :limit;
+
+-- name: select_newest
+-- Likewise, the newest first.
+SELECT {message} FROM jobsync_message
+WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
+ORDER BY position DESC LIMIT :limit;
+
+-- name: select_high
+-- Select ready messages with a priority above 0.
+SELECT {message} FROM jobsync_message
+WHERE queue = :queue AND state = 'ranked' AND priority > 0 AND {is_known} AND {is_wanted}
+AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
+
+-- name: select_low
+-- Likewise, below 0.
+SELECT {message} FROM jobsync_message
+WHERE queue = :queue AND state = 'ranked' AND priority < 0 AND {is_known} AND {is_wanted}
+AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
+
+-- name: promote
+-- Let messages whose delays are over take the places that their order gives them.
+UPDATE jobsync_message SET state = CASE WHEN priority = 0 THEN 'ready' ELSE 'ranked' END
+WHERE position IN (
+  SELECT position FROM jobsync_message
+  WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND {is_due} AND {is_known}
+  ORDER BY wakes LIMIT :limit
+);
 
 -- name: delete_one
 -- Delete a selected message, which its claim has now.
@@ -195,11 +230,11 @@ DELETE FROM jobsync_message WHERE position IN (SELECT value FROM json_each(:posi
 -- Add a claim.
 INSERT INTO jobsync_claim (
   claim, queue, session, claimed, due, boot, suspect, open, low, high, outcomes, messages, errors,
-  payloads
+  payloads, format, grouped
 )
 VALUES (
   :claim, :queue, :session, :now, :due, :boot, :suspect, :open, :low, :high, :outcomes, :messages,
-  :errors, :payloads
+  :errors, :payloads, :format, :grouped
 );
 
 -- name: insert_payloads
@@ -227,6 +262,9 @@ SELECT
   ) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready' AND {is_known}
     AND {is_wanted}
+  )) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ranked' AND {is_known}
+    AND {is_wanted}
   ))),
   {is_open} AND EXISTS (
     SELECT 1 FROM jobsync_message
@@ -252,7 +290,7 @@ FROM (SELECT 1) LEFT JOIN ({next_lapse}) AS lapses;
 UPDATE jobsync_claim
 SET outcomes = :outcomes, open = 0, completed = :count, closed = :now, finished = :now, dues = NULL,
   payloads = NULL
-WHERE claim = :claim AND outcomes = :unsettled AND completed = 0
+WHERE claim = :claim AND outcomes = :unsettled AND completed = 0 AND grouped = 0
 RETURNING number;
 
 -- name: delete_payloads
@@ -275,12 +313,12 @@ WHERE number = :number;
 -- End a claim so that the message waits for its next delivery.
 INSERT INTO jobsync_message (
   position, id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts,
-  timeout, suspect, errors, enqueued, claimed, format, task
+  timeout, suspect, errors, enqueued, claimed, format, task, priority, group_name
 )
 VALUES (
   :position, :id, :queue, 'waiting', :due, :boot, :wakes, {payload}, :deliveries,
   CASE WHEN :returned < 2147483647 THEN :returned + :back ELSE :returned END, :max_attempts,
-  :timeout, :suspect, :errors, :enqueued, :claimed, :format, :task
+  :timeout, :suspect, :errors, :enqueued, :claimed, :format, :task, :priority, :group
 )
 -- Only if somebody has written the same id twice.
 ON CONFLICT DO NOTHING;
@@ -289,11 +327,11 @@ ON CONFLICT DO NOTHING;
 -- End a claim so that the message is cancelled or a dead letter.
 INSERT INTO jobsync_finished (
   id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
-  enqueued, finished, format, task
+  enqueued, finished, format, task, priority, group_name
 )
 VALUES (
   :id, :queue, :target, {payload}, :deliveries, :returned, :max_attempts, :timeout, :session, '',
-  :errors, :enqueued, :now, :format, :task
+  :errors, :enqueued, :now, :format, :task, :priority, :group
 )
 ON CONFLICT DO NOTHING;
 
@@ -316,7 +354,8 @@ WHERE queue = :queue AND open > 0 AND {is_known} ORDER BY session;
 -- name: browse_live
 -- List messages that are not claimed, in their order.
 SELECT {waiting} FROM jobsync_message
-WHERE queue = :queue AND state = :state AND position > CAST(:after AS INTEGER)
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states))
+AND position > CAST(:after AS INTEGER)
 ORDER BY position LIMIT :limit;
 
 -- name: browse_claimed
@@ -376,6 +415,16 @@ AND {item_id} IN (SELECT value FROM json_each(:ids))
 UNION ALL
 SELECT {finished}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids));
 
+-- name: find_head
+-- The head of a group.
+SELECT {waiting} FROM jobsync_message
+WHERE queue = :queue AND group_name = :group AND state IN ('ready', 'ranked', 'waiting')
+UNION ALL
+SELECT {claimed} FROM {in_claim}
+WHERE c.queue = :queue AND c.open > 0 AND c.grouped > 0 AND {outcome} = 'o'
+AND json_extract({item}, '$[11]') = :group
+LIMIT 1;
+
 -- name: list_live
 -- List the messages of a queue that are not finished, by id.
 SELECT * FROM (
@@ -397,7 +446,7 @@ WHERE queue = :queue AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
 
 -- name: summarize
 -- Count the messages of all queues by state and session, with the time of the oldest.
-SELECT queue, state, '', count(*), min(enqueued) FROM jobsync_message GROUP BY queue, state
+SELECT queue, {shown_state}, '', count(*), min(enqueued) FROM jobsync_message GROUP BY queue, state
 UNION ALL
 SELECT queue, 'claimed', session, sum(open), min(claimed) FROM jobsync_claim
 WHERE open > 0 GROUP BY queue, session
@@ -423,7 +472,8 @@ DELETE FROM jobsync_pause WHERE queue = :queue;
 -- name: count
 -- Count the messages of a queue by state.
 SELECT state, sum(number) FROM (
-  SELECT state, count(*) AS number FROM jobsync_message WHERE queue = :queue GROUP BY state
+  SELECT {shown_state} AS state, count(*) AS number FROM jobsync_message
+  WHERE queue = :queue GROUP BY jobsync_message.state
   UNION ALL
   SELECT 'claimed', sum(open) FROM jobsync_claim WHERE queue = :queue AND open > 0
   UNION ALL
@@ -436,35 +486,41 @@ SELECT state, sum(number) FROM (
 -- Count the messages of newer code by format.
 SELECT format, sum(number) FROM (
   SELECT format, count(*) AS number FROM jobsync_message
-  WHERE queue = :queue AND format > 1 GROUP BY format
+  WHERE queue = :queue AND format > 1 AND format > 2 GROUP BY format
   UNION ALL
   SELECT format, sum(open) FROM jobsync_claim
-  WHERE queue = :queue AND open > 0 AND format > 1 GROUP BY format
+  WHERE queue = :queue AND open > 0 AND format > 2 GROUP BY format
 ) GROUP BY format ORDER BY format;
 
--- name: redrive
--- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
-INSERT INTO jobsync_message (
-  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout,
-  errors, enqueued, format, task
-)
-SELECT id, queue, 'waiting', :now, :boot, :mono, payload, deliveries, deliveries, max_attempts,
-  timeout, errors, enqueued, format, task
-FROM jobsync_finished
+-- name: choose_dead
+-- Choose dead letters to put back.
+SELECT id, group_name FROM jobsync_finished
 WHERE queue = :queue AND payload IS NOT NULL AND {is_known} AND (
   id IN (SELECT value FROM json_each(:ids)) OR (:all AND state = 'dead')
 )
-ORDER BY finished, id LIMIT :limit
-RETURNING id;
+ORDER BY finished, id LIMIT :limit;
 
--- name: delete_finished
--- Delete finished messages after they were put back.
-DELETE FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids));
+-- name: insert_redriven
+-- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
+INSERT INTO jobsync_message (
+  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout,
+  errors, enqueued, format, task, priority, group_name
+)
+SELECT id, queue,
+  CASE WHEN id IN (SELECT value FROM json_each(:blocked)) THEN 'blocked' ELSE 'waiting' END, :now,
+  :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued, format,
+  task, priority, group_name
+FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY finished, id RETURNING 1;
+
+-- name: delete_redriven
+-- Delete dead letters after they were put back.
+DELETE FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids)) RETURNING 1;
 
 -- name: purge_live
--- Delete messages in these states that are not finished.
+-- Delete messages in these states that are not finished; return the group of each head.
 DELETE FROM jobsync_message
-WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is_known};
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is_known}
+RETURNING CASE WHEN state <> 'blocked' THEN group_name END;
 
 -- name: purge_finished
 -- Delete finished messages in these states.
@@ -475,6 +531,12 @@ WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is
 -- How many messages of a queue are claimed and completed, without those of newer code.
 SELECT coalesce(sum(open), 0), coalesce(sum(completed), 0) FROM jobsync_claim
 WHERE queue = :queue AND {is_known} AND (open > 0 OR completed > 0);
+
+-- name: list_claimed_groups
+-- The groups whose heads are claimed.
+SELECT DISTINCT json_extract({item}, '$[11]') FROM {in_claim}
+WHERE c.queue = :queue AND c.open > 0 AND c.grouped > 0 AND {is_known} AND {outcome} = 'o'
+AND json_extract({item}, '$[11]') IS NOT NULL;
 
 -- name: purge_claimed
 -- Purge claimed messages. The rows of claims stay: they answer settlements.
@@ -526,3 +588,103 @@ DELETE FROM jobsync_claim WHERE number IN (
   WHERE queue = :queue AND completed = 0 AND closed IS NOT NULL AND closed < :answered
   AND {is_known} ORDER BY closed LIMIT :limit
 );
+
+-- name: add_groups
+-- Add groups to which messages are added; return those that had no head.
+INSERT INTO jobsync_group (queue, name) SELECT :queue, value FROM json_each(:names)
+WHERE true ON CONFLICT DO NOTHING RETURNING name, 1;
+
+-- name: lock_groups
+-- A transaction that writes is alone: there is nothing to lock.
+SELECT 1;
+
+-- name: unblock
+-- Let the next message of each of these groups be its head; return the groups. A delay counts from
+-- when it was pushed.
+UPDATE jobsync_message
+SET state = 'waiting', due = max(due, :now), wakes = CASE
+    WHEN boot = :boot AND wakes IS NOT NULL THEN max(wakes, :mono)
+    ELSE :mono + max(0, due - :now) END, boot = :boot
+WHERE position IN (
+  SELECT (
+    SELECT m.position FROM jobsync_message AS m
+    WHERE m.queue = :queue AND m.group_name = g.value AND m.state = 'blocked'
+    ORDER BY m.position LIMIT 1
+  )
+  FROM json_each(:names) AS g
+) RETURNING group_name;
+
+-- name: remove_groups
+-- Remove groups without messages.
+DELETE FROM jobsync_group
+WHERE queue = :queue AND name IN (SELECT value FROM json_each(:names)) RETURNING 1;
+
+-- name: insert_placed
+-- Add messages in order, each in its state.
+INSERT INTO jobsync_message (
+  queue, enqueued, id, state, due, boot, wakes, payload, max_attempts, timeout, task, format,
+  priority, group_name
+)
+SELECT :queue, :now, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+  json_extract(value, '$[2]'), json_extract(value, '$[3]'), json_extract(value, '$[4]'),
+  json_extract(value, '$[5]'), json_extract(value, '$[6]'), json_extract(value, '$[7]'),
+  json_extract(value, '$[8]'), json_extract(value, '$[9]'), json_extract(value, '$[10]'),
+  json_extract(value, '$[11]')
+FROM json_each(:rows) ORDER BY key;
+
+-- name: hold_keys
+-- Hold keys for new messages, unless others hold them; return who holds each, and until when. (`IS NOT
+-- NULL` is always true there, at least in SQLite 3.40.)
+INSERT INTO jobsync_key AS k (queue, key, id, held_until)
+SELECT :queue, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+  :now + json_extract(value, '$[2]')
+FROM json_each(:holders) WHERE true
+ON CONFLICT (queue, key) DO UPDATE
+SET id = CASE WHEN k.held_until <= :now THEN excluded.id ELSE k.id END,
+  held_until = CASE WHEN k.held_until <= :now THEN excluded.held_until ELSE k.held_until END
+RETURNING key, id, held_until;
+
+-- name: take_keys
+-- Hold keys for other messages than before.
+INSERT INTO jobsync_key (queue, key, id, held_until)
+SELECT :queue, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+  :now + json_extract(value, '$[2]')
+FROM json_each(:holders) WHERE true
+ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, held_until = excluded.held_until;
+
+-- name: find_holders
+-- Who holds these keys.
+SELECT key, id FROM jobsync_key
+WHERE queue = :queue AND key IN (SELECT value FROM json_each(:keys));
+
+-- name: find_pending
+-- The messages of these that are not finished.
+SELECT id FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT {item_id} FROM {in_claim}
+WHERE c.number IN ({numbers}) AND c.open > 0 AND {outcome} = 'o'
+AND {item_id} IN (SELECT value FROM json_each(:ids));
+
+-- name: replace
+-- Replace a message that nobody has claimed.
+UPDATE jobsync_message
+SET payload = :payload, max_attempts = :max_attempts, timeout = :timeout, due = :due,
+  boot = :boot, wakes = :wakes, state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END
+WHERE id = :holder AND {is_known} RETURNING 1;
+
+-- name: see_keys
+-- Keys after a key, and whether somebody may hold each: of a claim of several messages, some may be
+-- completed.
+SELECT key, CASE WHEN held_until IS NOT NULL THEN held_until > :now ELSE EXISTS (
+    SELECT 1 FROM jobsync_message AS m WHERE m.id = k.id
+  ) OR EXISTS (
+    SELECT 1 FROM jobsync_claim AS c WHERE c.open > 0 AND c.low = c.high AND c.low = k.id
+  ) OR EXISTS (
+    SELECT 1 FROM jobsync_claim AS c
+    WHERE c.open > 0 AND c.low < c.high AND c.high >= k.id AND c.low <= k.id
+  ) END
+FROM jobsync_key AS k WHERE queue = :queue AND key > :after ORDER BY key LIMIT :limit;
+
+-- name: delete_keys
+-- Remove keys.
+DELETE FROM jobsync_key WHERE queue = :queue AND key IN (SELECT value FROM json_each(:keys));

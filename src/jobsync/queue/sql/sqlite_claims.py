@@ -9,7 +9,7 @@ All functions here run in a transaction of the caller.
 """
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -23,25 +23,21 @@ from jobsync.core.messages import (
     shorten_error,
 )
 from jobsync.errors import Corrupt
-from jobsync.queue.backend import EndedClaim, Failure, Settlement
+from jobsync.queue.backend import PLAIN_FORMAT, EndedClaim, Failure, Settlement
 from jobsync.queue.sql.claims import OUTCOMES
 from jobsync.queue.sql.common import ClaimRequest
-from jobsync.stores.sql import load_sql
+from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps, to_json
 
 __all__ = [
-    "SQL",
     "complete_claim",
     "end_lapsed",
     "extend_claim",
     "forget_completed",
     "insert_claim",
     "settle_claim",
-    "to_json",
 ]
 
 T = TypeVar("T")
-
-SQL = load_sql(__file__, "sqlite.sql")
 
 _OPEN, _COMPLETED, _FORGOTTEN, _LAPSED = "o", "c", "f", "l"
 """Letters of outcomes. The others are in `OUTCOMES`."""
@@ -74,6 +70,8 @@ class _ClaimedMessage(msgspec.Struct, array_like=True, gc=False):
     """Where its payload starts."""
     size: int
     """How many bytes it has."""
+    priority: int = 0
+    group: str | None = None
 
     @property
     def attempt(self) -> int:
@@ -115,6 +113,8 @@ class _ClaimRow(msgspec.Struct):
     errors: list[str]
     dues: list[float]
     times: list[float | None]
+    freed: list[str] = []
+    """The groups whose heads have ended."""
 
     @classmethod
     def read(cls, row: Sequence[Any]) -> "_ClaimRow":
@@ -167,6 +167,8 @@ class _ClaimRow(msgspec.Struct):
         message, step = self.messages[place], TRANSITIONS[ending.move]
         self.outcomes[place] = ending.outcome
         self.closed = time["now"]
+        if message.group is not None and step.target != "waiting":
+            self.freed.append(message.group)
         errors = self.errors[place]
         if ending.error:
             failure = Failure(
@@ -237,7 +239,8 @@ def insert_claim(
     messages, start = [], 0
     for row in rows:
         size = len(row[2])
-        messages.append((row[1], row[0], *row[3:7], row[8], row[9], start, size))
+        place = row[11:13] if row[13] > PLAIN_FORMAT else ()
+        messages.append((row[1], row[0], *row[3:7], row[8], row[9], start, size, *place))
         start += size
     ids = [row[1] for row in rows]
     payloads = b"".join([row[2] for row in rows])
@@ -254,6 +257,8 @@ def insert_claim(
         "messages": to_json(messages),
         "errors": None,
         "payloads": None if is_large else payloads,
+        "format": max(row[13] for row in rows),
+        "grouped": any(row[12] is not None for row in rows),
     }
     if any(row[10] for row in rows):
         parameters["errors"] = to_json([row[10].decode(errors="replace") for row in rows])
@@ -310,6 +315,7 @@ def settle_claim(
         settled.add(name)
     if is_changed:
         row.write(connection)
+        run_steps(connection, SqlitePlaces(row.queue, time).release(row.freed))
     return settled
 
 
@@ -388,6 +394,7 @@ def end_lapsed(
         )
     if ended:
         row.write(connection)
+        run_steps(connection, SqlitePlaces(row.queue, time).release(row.freed))
     return ended
 
 
@@ -443,8 +450,3 @@ def _keep_latest(errors: str) -> str:
     if len(errors) <= _MAX_ERRORS:
         return errors
     return errors[-_KEPT_ERRORS:].partition("\n")[2]
-
-
-def to_json(items: Iterable[Any]) -> str:
-    """Return a JSON array, as `json_each` reads it."""
-    return _encode(items).decode()

@@ -15,7 +15,7 @@ secret of the URL.
 import asyncio
 import os
 import select
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 from weakref import finalize
 
 import psycopg
@@ -31,7 +31,7 @@ from psycopg.waiting import Ready, Wait, wait_async
 from jobsync.core.secrets import MASK
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
-from jobsync.stores.sql import Parameters
+from jobsync.stores.sql import Parameters, Steps
 
 __all__ = [
     "SCHEMA_FIX",
@@ -138,6 +138,25 @@ class PostgresConnection(AsyncConnection[TupleRow]):
         # It keeps its rows too, so one with many rows is dropped.
         self._cursor = cursor if len(rows) <= 1 else None
         return rows
+
+    async def run_steps(self, steps: Steps[T]) -> T:
+        """Run statements in one transaction. If one fails, this must be closed, which undoes them.
+
+        Raises:
+            TimeoutError: no answer to one of them came within `statement_timeout` seconds.
+        """
+        await self._run_command("BEGIN")
+        try:
+            statement, parameters = next(steps)
+            while True:
+                statement, parameters = steps.send(await self.run(statement, parameters))
+        except StopIteration as end:
+            await self._run_command("COMMIT")
+            return end.value  # type: ignore[no-any-return]
+
+    async def _run_command(self, command: LiteralString) -> None:
+        self._start_timer()
+        await self.execute(command)
 
     async def copy(self, statement: str, rows: bytes) -> None:
         """Run a COPY of these rows, and what follows it in the statement, as one transaction.

@@ -11,7 +11,7 @@ at once after a pause, then at the end of each 50 ms.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from psycopg.sql import quote
 
@@ -19,9 +19,11 @@ from jobsync.components import Components
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.listener import Listener
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
-from jobsync.stores.sql import Parameters, PostgresAccess
+from jobsync.stores.sql import Parameters, PostgresAccess, Steps
 
 __all__ = ["Notifier", "PoolAccess"]
+
+T = TypeVar("T")
 
 _COOLDOWN = 0.05
 _POLL_INTERVAL = 0.5
@@ -213,6 +215,11 @@ class PoolAccess(PostgresAccess):
         """Run one statement and return its rows."""
         with _public_errors(place):
             return await self._pool.run(statement, parameters)
+
+    async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
+        """Run statements in one transaction, and return their result."""
+        with _public_errors(place):
+            return await self._pool.run_steps(build)
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str

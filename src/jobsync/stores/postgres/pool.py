@@ -35,7 +35,7 @@ from jobsync.stores.postgres.connection import (
     hide_secrets,
     statement_error,
 )
-from jobsync.stores.sql import Parameters
+from jobsync.stores.sql import Parameters, Steps
 
 __all__ = ["MalformedJson", "PostgresPool", "ReplyLost"]
 
@@ -193,6 +193,10 @@ class PostgresPool:
             Misconfigured, Unavailable: nothing happened.
         """
         return await self._repeat(lambda connection: connection.run(statement, parameters))
+
+    async def run_steps(self, build: Callable[[], Steps[T]]) -> T:
+        """Run statements in one transaction; raises as `run`."""
+        return await self._repeat(lambda connection: connection.run_steps(build()))
 
     async def copy(self, statement: str, rows: bytes) -> None:
         """Run a COPY of these rows, and what follows it in the statement; raises as `run`."""

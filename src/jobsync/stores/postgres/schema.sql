@@ -216,6 +216,60 @@ END $jobsync$;
 -- Claims are open for a short time, so a search for an id among them needs no index.
 DROP INDEX IF EXISTS {schema}.jobsync_claim_open_ids;
 
+-- name: v7_message_place
+-- The priority of a message, and its group. A message that has either is of format 2, so that older
+-- code leaves it alone. A message that is ready and has a priority other than 0 is stored as `ranked`;
+-- one that waits for those before it in its group, as `blocked`.
+ALTER TABLE {schema}.jobsync_message
+ADD COLUMN IF NOT EXISTS priority smallint NOT NULL DEFAULT 0,
+ADD COLUMN IF NOT EXISTS group_name text COLLATE "C";
+
+-- name: v7_finished_place
+-- Likewise.
+ALTER TABLE {schema}.jobsync_finished
+ADD COLUMN IF NOT EXISTS priority smallint NOT NULL DEFAULT 0,
+ADD COLUMN IF NOT EXISTS group_name text COLLATE "C";
+
+-- name: v7_claim_places
+-- Likewise, for each message.
+ALTER TABLE {schema}.jobsync_claim
+ADD COLUMN IF NOT EXISTS priorities smallint[],
+ADD COLUMN IF NOT EXISTS groups text[] COLLATE "C";
+
+-- name: v7_message_ranked
+-- Ready messages of a queue with a priority, in order.
+CREATE INDEX IF NOT EXISTS jobsync_message_ranked
+ON {schema}.jobsync_message (queue, priority DESC, position) WHERE state = 'ranked';
+
+-- name: v7_message_grouped
+-- The messages of a group: its head, and those that wait for it, in order.
+CREATE INDEX IF NOT EXISTS jobsync_message_grouped
+ON {schema}.jobsync_message (queue, group_name, state, position) WHERE group_name IS NOT NULL;
+
+-- name: v7_group
+-- Groups with a head: a message that is ready, waiting or claimed. Who adds a message to a group, or
+-- ends its head, locks the row.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_group (
+  queue text COLLATE "C" NOT NULL,
+  name  text COLLATE "C" NOT NULL,
+  PRIMARY KEY (queue, name)
+);
+
+-- name: v7_key
+-- Which message holds a key: until a time, or while it is pending. A row of a message that is not
+-- pending any more holds nothing, and is removed some time later.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_key (
+  queue      text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  id         text COLLATE "C" NOT NULL,
+  held_until timestamptz,                         -- NULL: while it is pending
+  PRIMARY KEY (queue, key)
+);
+
+-- name: v7_key_id
+-- Finds the key of a message.
+CREATE INDEX IF NOT EXISTS jobsync_key_id ON {schema}.jobsync_key (id);
+
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
 SELECT current_schema(), current_setting('server_encoding'),
@@ -266,4 +320,4 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
   {schema}.jobsync_message, {schema}.jobsync_claim, {schema}.jobsync_finished,
-  {schema}.jobsync_pause TO {role};
+  {schema}.jobsync_pause, {schema}.jobsync_group, {schema}.jobsync_key TO {role};

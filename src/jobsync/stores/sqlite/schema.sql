@@ -228,6 +228,61 @@ ALTER TABLE jobsync_message DROP COLUMN claim;
 -- Claims record how they were settled.
 ALTER TABLE jobsync_message DROP COLUMN trail;
 
+-- name: v8_message_priority
+-- The priority of a message. A message with one, or with a group, is of format 2, so that older code
+-- leaves it alone. If it is ready, it is stored as `ranked`.
+ALTER TABLE jobsync_message ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+
+-- name: v8_message_group
+-- The group of a message. One that waits for those before it in its group is stored as `blocked`.
+ALTER TABLE jobsync_message ADD COLUMN group_name TEXT;
+
+-- name: v8_finished_priority
+-- Likewise.
+ALTER TABLE jobsync_finished ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+
+-- name: v8_finished_group
+-- Likewise.
+ALTER TABLE jobsync_finished ADD COLUMN group_name TEXT;
+
+-- name: v8_claim_grouped
+-- Whether a message of the claim has a group. From here on `messages` may have priority and group at
+-- the end of an array.
+ALTER TABLE jobsync_claim ADD COLUMN grouped INTEGER NOT NULL DEFAULT 0;
+
+-- name: v8_message_ranked
+-- Ready messages of a queue with a priority, in order.
+CREATE INDEX jobsync_message_ranked ON jobsync_message (queue, priority DESC, position)
+WHERE state = 'ranked';
+
+-- name: v8_message_grouped
+-- The messages of a group: its head, and those that wait for it, in order.
+CREATE INDEX jobsync_message_grouped ON jobsync_message (queue, group_name, state, position)
+WHERE group_name IS NOT NULL;
+
+-- name: v8_group
+-- Groups with a head: a message that is ready, waiting or claimed.
+CREATE TABLE jobsync_group (
+  queue TEXT NOT NULL,
+  name  TEXT NOT NULL,
+  PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;
+
+-- name: v8_key
+-- Which message holds a key: until a time, or while it is pending. A row of a message that is not
+-- pending any more holds nothing, and is removed some time later.
+CREATE TABLE jobsync_key (
+  queue      TEXT NOT NULL,
+  key        TEXT NOT NULL,
+  id         TEXT NOT NULL,
+  held_until REAL,           -- Unix seconds; NULL: while it is pending
+  PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+-- name: v8_key_id
+-- Finds the key of a message.
+CREATE INDEX jobsync_key_id ON jobsync_key (id);
+
 -- name: create_version_table
 -- Create the table that has the version of the tables, and the oldest version that code must know to
 -- use them.

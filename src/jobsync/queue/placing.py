@@ -1,0 +1,91 @@
+"""Checks the options that say where a message stands: priority, group and key."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
+from jobsync.database.resource import EnqueueOptions
+from jobsync.errors import Invalid, safe_repr
+from jobsync.queue.backend import NewMessage
+
+__all__ = ["PLACING_OPTIONS", "check_order", "place_messages"]
+
+PLACING_OPTIONS = frozenset({"priority", "group", "key", "key_ttl", "replace"})
+
+_MAX_PRIORITY = 100
+_LONGEST_NAME = 200
+"""The most bytes of a group or a key."""
+
+
+def place_messages(new_messages: Sequence[NewMessage], options: EnqueueOptions) -> list[NewMessage]:
+    """Return messages with their priorities, groups and keys.
+
+    Raises:
+        Invalid: an option is wrong, or two messages have one key.
+    """
+    priority: object = options.get("priority", 0)
+    check_count("priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
+    key, key_ttl, replace = options.get("key"), _read_ttl(options), options.get("replace", False)
+    if key is None and (key_ttl is not None or replace):
+        field = "key_ttl" if key_ttl is not None else "replace"
+        raise Invalid(field, options.get(field), "has no effect without a key", "pass key= too")
+    if type(replace) is not bool:
+        raise Invalid("replace", replace, "must be True or False", "pass True or False")
+    placed = [
+        msgspec.structs.replace(
+            message,
+            priority=priority,
+            group=_name("group", options.get("group"), message),
+            key=_name("key", key, message),
+            key_ttl=key_ttl,
+            replace=replace,
+        )
+        for message in new_messages
+    ]
+    _check_distinct([message.key for message in placed if message.key is not None])
+    return placed
+
+
+def check_order(new_messages: Sequence[NewMessage], order: str) -> None:
+    """Check that the priorities of messages have an effect.
+
+    Raises:
+        Invalid: the queue has another order.
+    """
+    for message in new_messages:
+        if message.priority != 0 and order != "priority":
+            problem = f"has no effect in a queue whose order is {order!r}"
+            fix = 'create the queue with order="priority"'
+            raise Invalid("priority", message.priority, problem, fix)
+
+
+def _read_ttl(options: EnqueueOptions) -> float | None:
+    ttl = options.get("key_ttl")
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if seconds is not None:
+        check_seconds("key_ttl", seconds, is_zero_allowed=False, most=LONGEST_DELAY)
+    return seconds
+
+
+def _name(field: str, option: str | Callable[[Any], str] | None, message: NewMessage) -> str | None:
+    """Return the group or the key of a message."""
+    name: object = option(message.value) if callable(option) else option
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name or not name.isprintable():
+        fix = f"pass a text, or a function that returns one: {field}=lambda message: ..."
+        raise Invalid(field, safe_repr(name), "must be a text of printable characters", fix)
+    if len(name.encode()) > _LONGEST_NAME:
+        problem = f"must be {_LONGEST_NAME} bytes or less"
+        raise Invalid(field, name, problem, "pass a shorter text, or a hash of it")
+    return str(name)
+
+
+def _check_distinct(keys: Sequence[str]) -> None:
+    if len({*keys}) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        fix = "pass a function of the message, such as key=lambda message: message['order']"
+        raise Invalid("key", twice, "is that of several messages at once", fix)

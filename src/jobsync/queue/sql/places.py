@@ -1,0 +1,164 @@
+"""Where messages stand in a queue: priorities, groups and keys.
+
+Adding to a group, ending its head and holding a key are transactions of several statements. On
+PostgreSQL the first ones lock rows of `jobsync_group` and `jobsync_key`, in the order of their
+names; the next see all that others have committed before they got these locks. The statements have
+the same names for both databases.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from jobsync.queue.backend import NewMessage
+from jobsync.stores.sql import Steps
+
+__all__ = ["Places"]
+
+
+class Places(ABC):
+    """The transactions of one queue. Each method returns the statements of one, or of a part.
+
+    Args:
+        queue: its name.
+        sql: the statements by name.
+        as_array: returns a list as the database takes it for a parameter.
+        parameters: of all statements.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        sql: Mapping[str, str],
+        as_array: Callable[[list[Any]], str],
+        **parameters: Any,
+    ) -> None:
+        self._sql = sql
+        self._as_array = as_array
+        self._parameters = {"queue": queue, **parameters}
+
+    def push(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Steps[dict[str, str]]:
+        """Add messages in order, except those whose keys others hold; return who holds them."""
+        texts = {
+            message.id: payload.decode()
+            for message, payload in zip(new_messages, payloads, strict=True)
+        }
+        holders = yield from self._hold_keys(new_messages, texts)
+        added = [message for message in new_messages if message.id not in holders]
+        if added:
+            blocked = yield from self._add_to_groups([message.group for message in added])
+            yield self._fill("insert_placed", **self._build_rows(added, texts, blocked))
+        return holders
+
+    def redrive(self, ids: Collection[str] | None, limit: int) -> Steps[int]:
+        """Queue dead letters again; return how many."""
+        chosen = self._as_array(list(ids or ()))
+        rows = yield self._fill("choose_dead", ids=chosen, all=ids is None, limit=limit)
+        if not rows:
+            return 0
+        blocked = yield from self._add_to_groups([group for _, group in rows])
+        names = [name for name, _ in rows]
+        behind = [name for name, is_blocked in zip(names, blocked, strict=True) if is_blocked]
+        parameters = {"ids": self._as_array(names), "blocked": self._as_array(behind)}
+        yield self._fill("insert_redriven", **parameters)
+        yield self._fill("delete_redriven", **parameters)
+        return len(rows)
+
+    def release(self, names: Iterable[str]) -> Steps[None]:
+        """Let the next messages of groups be their heads: the heads before are finished."""
+        ended = {*names}
+        if not ended:
+            return
+        parameters = {"names": self._as_array(sorted(ended))}
+        yield self._fill("lock_groups", **parameters)
+        rows = yield self._fill("unblock", **parameters)
+        if empty := ended - {name for (name,) in rows}:
+            yield self._fill("remove_groups", names=self._as_array(sorted(empty)))
+
+    def _add_to_groups(self, groups: Sequence[str | None]) -> Steps[list[bool]]:
+        """Lock groups; return for each new message whether others are before it in its group."""
+        free: set[str] = set()
+        if names := sorted({name for name in groups if name is not None}):
+            rows = yield self._fill("add_groups", names=self._as_array(names))
+            free = {name for name, is_new in rows if is_new}
+        blocked = []
+        for name in groups:
+            blocked.append(name is not None and name not in free)
+            free.discard(name or "")
+        return blocked
+
+    def _hold_keys(
+        self, new_messages: Sequence[NewMessage], texts: Mapping[str, str]
+    ) -> Steps[dict[str, str]]:
+        """Hold the keys of new messages; return who holds those that others hold."""
+        keyed = {message.key: message for message in new_messages if message.key is not None}
+        if not keyed:
+            return {}
+        rows = yield self._fill("hold_keys", **self._name_holders(keyed))
+        others = {key: (holder, until) for key, holder, until in rows if holder != keyed[key].id}
+        pending = yield from self._find_pending(
+            [holder for holder, until in others.values() if until is None]
+        )
+        holders: dict[str, str] = {}
+        taken: dict[str, NewMessage] = {}
+        for key, (holder, until) in others.items():
+            message = keyed[key]
+            is_held = until is not None or holder in pending
+            if is_held and message.replace:
+                is_held = yield from self._replace(holder, message, texts[message.id])
+            if is_held:
+                holders[message.id] = holder
+            else:
+                taken[key] = message
+        if taken:
+            yield self._fill("take_keys", **self._name_holders(taken))
+        return holders
+
+    def _find_pending(self, ids: list[str]) -> Steps[set[str]]:
+        """Return the messages of these that are not finished."""
+        if not ids:
+            return set()
+        found = yield self._fill(
+            "find_pending", ids=self._as_array(ids), low=min(ids), high=max(ids)
+        )
+        return {name for (name,) in found}
+
+    def _replace(self, holder: str, message: NewMessage, text: str) -> Steps[bool]:
+        """Replace the message that holds a key; False means that it is claimed or finished."""
+        values = {
+            "holder": holder,
+            "payload": text,
+            "max_attempts": message.max_attempts,
+            "timeout": message.timeout,
+        }
+        replaced = yield self._fill("replace", **values, **self._build_due(message))
+        if replaced:
+            # Its time counts from now.
+            yield self._fill(
+                "take_keys", **self._name_holders({message.key or "": message}, holder)
+            )
+        return bool(replaced)
+
+    def _fill(self, name: str, **parameters: Any) -> tuple[str, dict[str, Any]]:
+        return self._sql[name], {**self._parameters, **parameters}
+
+    @abstractmethod
+    def _name_holders(
+        self, keyed: Mapping[str, NewMessage], holder: str | None = None
+    ) -> dict[str, Any]:
+        """Return the parameters that let new messages, or another one, hold keys."""
+
+    @abstractmethod
+    def _build_due(self, message: NewMessage) -> dict[str, Any]:
+        """Return the parameters that say when a message can be claimed."""
+
+    @abstractmethod
+    def _build_rows(
+        self,
+        new_messages: Sequence[NewMessage],
+        texts: Mapping[str, str],
+        blocked: Sequence[bool],
+    ) -> dict[str, Any]:
+        """Return the parameters that add messages, which are blocked or not."""

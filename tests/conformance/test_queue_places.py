@@ -1,0 +1,449 @@
+"""Where messages stand in a queue on a database: orders, groups and keys."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
+
+from jobsync import Components, OutcomeUnknown
+from jobsync.core.messages import Transition
+from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.settings import QueueOrder
+
+ME, OTHER = "worker-1.a", "worker-2.b"
+ENDS: Sequence[Transition] = ("complete", "cancel", "bury")
+RETURNS: Sequence[Transition] = ("retry", "release", "snooze")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def location(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[QueueLocation]:
+    """An empty database."""
+    location: QueueLocation = (
+        SqliteQueues(tmp_path / "jobs.db")
+        if request.param == "sqlite"
+        else PostgresQueues(request.getfixturevalue("postgres").url)
+    )
+    yield location
+    await location.close()
+
+
+@pytest.fixture
+async def backend(location: QueueLocation) -> QueueBackend:
+    """A backend in the usual order."""
+    return await location.open("emails")
+
+
+def new(value: Any, **options: Any) -> NewMessage:
+    """Return a message whose id is its value."""
+    return NewMessage(**{"id": f"id-{value}", "value": {"n": value}, "max_attempts": 4, **options})
+
+
+async def push(backend: QueueBackend, *values: Any, **options: Any) -> None:
+    """Push messages together."""
+    await backend.push([new(value, **options) for value in values])
+
+
+async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
+    """Claim as `ME` for a minute by default."""
+    claimed = await backend.claim(limit, **{"session": ME, "visibility": 60, **options})
+    return claimed.messages
+
+
+def values(messages: Sequence[Message]) -> list[Any]:
+    """Return the values of messages."""
+    return [message.value["n"] for message in messages]
+
+
+async def settle(
+    backend: QueueBackend, messages: Sequence[Message], move: Transition = "complete", **how: Any
+) -> None:
+    """Settle messages together; all must be accepted."""
+    batch = [Settlement(receipt=each.receipt, move=move, **how) for each in messages]
+    assert await backend.settle(batch) == [True] * len(messages)
+
+
+async def drain(backend: QueueBackend, limit: int = 1) -> list[Any]:
+    """Claim and complete until nothing is left; return the values in order."""
+    found: list[Any] = []
+    while messages := await claim(backend, limit):
+        found += values(messages)
+        await settle(backend, messages)
+    return found
+
+
+PRIORITIES = [0, 5, -3, 5, 9, 0, -3, 100, -100]
+ORDERED: dict[QueueOrder, list[int]] = {
+    "fifo": [0, 5, 7, 4, 1, 3, 2, 6, 8],
+    "lifo": [5, 0, 7, 4, 1, 3, 2, 6, 8],
+    "priority": [7, 4, 1, 3, 0, 5, 2, 6, 8],
+}
+"""Without an order by priority, messages that have one come last: another process pushed them."""
+
+
+@pytest.mark.parametrize("order", ORDERED)
+@pytest.mark.parametrize("limit", [1, 2, 4, 20])
+async def test_messages_are_claimed_in_the_order_of_the_queue(
+    location: QueueLocation, order: QueueOrder, limit: int
+) -> None:
+    """However many are claimed at once, and none is left out."""
+    backend = await location.open("emails", order=order)
+    await backend.push([new(n, priority=each) for n, each in enumerate(PRIORITIES)])
+    found = []
+    while messages := await claim(backend, limit):
+        found += values(messages)
+    expected = ORDERED[order]
+    if order != "priority":
+        # One claim has its messages by their age.
+        parts = [expected[at : at + limit] for at in range(0, len(expected), limit)]
+        expected = [n for part in parts for n in sorted(part, reverse=order == "lifo")]
+    assert found == expected
+
+
+@pytest.mark.parametrize("move", RETURNS)
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("fifo", [3, 2, 1, 0]), ("lifo", [3, 2, 1, 0]), ("priority", [3, 1, 2, 0])],
+)
+async def test_a_message_that_comes_back_stands_where_its_order_says(
+    location: QueueLocation, order: QueueOrder, expected: list[int], move: Transition
+) -> None:
+    """By the end of its delay, or as new or as urgent as before."""
+    backend = await location.open("emails", order=order)
+    priorities = [-1, 0, 0, 7] if order == "priority" else [0] * 4
+    await backend.push([new(n, priority=each) for n, each in enumerate(priorities)])
+    messages = await claim(backend)
+    for number, message in enumerate(sorted(messages, key=lambda each: each.id, reverse=True)):
+        await settle(backend, [message], move, delay=number)
+    location.advance(10)
+    assert await drain(backend) == expected
+
+
+async def test_one_message_of_a_group_is_in_work_at_a_time_and_in_order(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """The others are blocked, whoever claims and however many; other groups are not."""
+    await push(backend, "a1", "a2", "a3", group="a")
+    await push(backend, "b1", group="b")
+    await push(backend, "plain")
+    await push(backend, "a4", group="a")
+    other = await location.open("emails")
+    first = await claim(backend)
+    assert values(first) == ["a1", "b1", "plain"]
+    assert await claim(other, session=OTHER) == []
+    assert await backend.count() == {"claimed": 3, "blocked": 3}
+    await settle(backend, first)
+    assert await drain(other, 10) == ["a2", "a3", "a4"]
+    assert (await backend.count()).get("blocked", 0) == 0
+
+
+@pytest.mark.parametrize("move", [*ENDS, *RETURNS])
+async def test_the_next_of_a_group_comes_when_the_head_is_finished(
+    location: QueueLocation, backend: QueueBackend, move: Transition
+) -> None:
+    """A head that comes back, at once or later, still blocks its group."""
+    await push(backend, 1, 2, group="a")
+    await settle(backend, await claim(backend), move, delay=0 if move in ENDS else 5)
+    if move in ENDS:
+        assert values(await claim(backend)) == [2]
+        return
+    assert await claim(backend) == []
+    location.advance(10)
+    messages = await claim(backend)
+    assert values(messages) == [1]
+    await settle(backend, messages)
+    assert values(await claim(backend)) == [2]
+
+
+async def test_a_head_whose_worker_died_blocks_its_group_until_it_is_dead(
+    backend: QueueBackend,
+) -> None:
+    """It is a suspect first; when it has killed its last worker, the next one comes."""
+    await push(backend, 1, 2, group="a", max_attempts=1)
+    assert values(await claim(backend)) == [1]
+    (ended,) = await backend.end_claims({ME})
+    assert ended.state == "waiting"
+    assert await claim(backend) == []
+    assert values(await claim(backend, suspects=True)) == [1]
+    (ended,) = await backend.end_claims({ME})
+    assert ended.state == "dead"
+    assert values(await claim(backend)) == [2]
+
+
+async def test_a_delayed_head_blocks_its_group(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """And a delayed message behind it waits for both: its head and its own time."""
+    await push(backend, 1, group="a", delay=10)
+    await push(backend, 2, group="a", delay=1000)
+    await push(backend, 3, group="a")
+    assert await claim(backend) == []
+    location.advance(20)
+    await settle(backend, await claim(backend))
+    assert await claim(backend) == []
+    assert await backend.count() == {"completed": 1, "waiting": 1, "blocked": 1}
+    location.advance(1000)
+    assert await drain(backend) == [2, 3]
+
+
+async def test_a_group_is_used_again_after_it_was_empty(backend: QueueBackend) -> None:
+    """Its next message is a head at once."""
+    for number in range(3):
+        await push(backend, f"{number}-1", f"{number}-2", group="a")
+        assert await drain(backend) == [f"{number}-1", f"{number}-2"]
+
+
+async def test_dead_letters_go_to_the_end_of_their_group(backend: QueueBackend) -> None:
+    """In their order, behind what is there."""
+    await push(backend, 1, 2, 3, group="a")
+    for _ in range(2):
+        await settle(backend, await claim(backend), "bury", error="no")
+    assert await backend.redrive() == 2
+    assert await drain(backend) == [3, 1, 2]
+    await push(backend, 4, 5, group="b")
+    for _ in range(2):
+        await settle(backend, await claim(backend), "bury", error="no")
+    assert await backend.redrive() == 2
+    assert (await backend.count())["blocked"] == 1
+    assert await drain(backend) == [4, 5]
+
+
+@pytest.mark.parametrize("states", [["ready", "waiting"], ["claimed"], ["blocked"]])
+async def test_a_purge_leaves_no_group_without_a_head(
+    backend: QueueBackend, states: list[Any]
+) -> None:
+    """What is left of each group is handled, and what is pushed to it later."""
+    await push(backend, "a1", "a2", group="a")
+    (held,) = await claim(backend)
+    await push(backend, "b1", "b2", group="b")
+    await push(backend, "c1", "c2", group="c", delay=60)
+    purged = await backend.purge(states)
+    assert purged == {"ready": 2, "claimed": 1, "blocked": 3}[states[0]]
+    if states != ["claimed"]:
+        await settle(backend, [held])
+    await push(backend, "a3", "b3", group="a")
+    left = await drain(backend)
+    expected = {
+        "ready": ["a2", "b2", "a3", "b3"],
+        "claimed": ["a2", "b1", "b2", "a3", "b3"],
+        "blocked": ["b1", "a3", "b3"],
+    }[states[0]]
+    assert sorted(left) == sorted(expected)
+
+
+async def test_a_lost_reply_to_a_settlement_advances_a_group_once(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """It is sent again, and its answer is the same."""
+    await push(backend, 1, 2, 3, group="a")
+    for expected in (1, 2, 3):
+        messages = await claim(backend)
+        assert values(messages) == [expected]
+        location.faults.lost_replies = 1
+        await settle(backend, messages)
+        assert await backend.settle([Settlement(receipt=messages[0].receipt, move="complete")]) == [
+            True
+        ]
+    assert await claim(backend) == []
+
+
+async def test_groups_of_random_histories_are_never_overtaken(location: QueueLocation) -> None:
+    """A model: what each group has handled is what was pushed to it, in order, each once."""
+    randomness = random.Random(7)
+    backends = [await location.open("emails", order=order) for order in ("fifo", "lifo")]
+    pushed: dict[str, list[int]] = {}
+    handled: dict[str, list[int]] = {}
+    flying: list[tuple[Message, QueueBackend]] = []
+    number = 0
+    for _ in range(150):
+        backend = randomness.choice(backends)
+        match randomness.choice(["push", "claim", "settle", "settle"]):
+            case "push":
+                names = [randomness.choice("abc") for _ in range(randomness.randint(1, 4))]
+                batch = []
+                for name in names:
+                    number += 1
+                    pushed.setdefault(name, []).append(number)
+                    batch.append(new(number, group=name))
+                await backend.push(batch)
+            case "claim":
+                messages = await claim(backend, randomness.randint(1, 4))
+                flying += [(each, backend) for each in messages]
+            case "settle" if flying:
+                message, owner = flying.pop(randomness.randrange(len(flying)))
+                move = randomness.choice([*ENDS, *RETURNS])
+                await settle(owner, [message], move)
+                if move in ENDS:
+                    name = next(key for key, all_ in pushed.items() if message.value["n"] in all_)
+                    handled.setdefault(name, []).append(message.value["n"])
+    for message, owner in flying:
+        await settle(owner, [message], "release")
+    for n in await drain(backends[0]):
+        name = next(key for key, all_ in pushed.items() if n in all_)
+        handled.setdefault(name, []).append(n)
+    assert handled == pushed
+
+
+async def test_a_key_is_held_while_its_message_is_pending(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Ready, claimed, waiting or suspect: who pushes again is told which message holds the key."""
+    assert await backend.push([new(1, key="k")]) == {}
+    assert await backend.push([new(2, key="k"), new("else", key="other")]) == {"id-2": "id-1"}
+    first = [each for each in await claim(backend) if each.id == "id-1"]
+    assert await backend.push([new(3, key="k")]) == {"id-3": "id-1"}
+    await settle(backend, first, "retry", delay=60)
+    assert await backend.push([new(4, key="k")]) == {"id-4": "id-1"}
+    location.advance(100)
+    (message,) = await claim(backend)
+    await settle(backend, [message])
+    assert await backend.push([new(5, key="k")]) == {}
+    assert await drain(backend) == [5]
+
+
+@pytest.mark.parametrize("move", ENDS)
+async def test_a_key_is_free_when_its_message_is_finished(
+    backend: QueueBackend, move: Transition
+) -> None:
+    """However it ended; the message of the next use holds it again."""
+    for number in range(3):
+        assert await backend.push([new(number, key="k")]) == {}
+        assert await backend.push([new(f"{number}b", key="k")]) == {f"id-{number}b": f"id-{number}"}
+        await settle(backend, await claim(backend), move)
+
+
+async def test_a_key_is_held_for_its_time_whatever_becomes_of_the_message(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """After that it is free, even if its message is pending."""
+    assert await backend.push([new(1, key="k", key_ttl=3600.0)]) == {}
+    await settle(backend, await claim(backend))
+    assert await backend.push([new(2, key="k")]) == {"id-2": "id-1"}
+    location.advance(3601)
+    assert await backend.push([new(3, key="k", key_ttl=10.0)]) == {}
+    location.advance(11)
+    assert await backend.push([new(4, key="k")]) == {}
+    assert await drain(backend) == [3, 4]
+
+
+async def test_keys_of_queues_are_their_own(location: QueueLocation) -> None:
+    """The same key may be held in each queue, and a group of the same name blocks no other."""
+    emails, reports = await location.open("emails"), await location.open("reports")
+    for backend, number in ((emails, 1), (reports, 2)):
+        assert await backend.push([new(number, key="k", group="a")]) == {}
+        await claim(backend)
+
+
+async def test_a_message_is_replaced_until_it_is_claimed(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """The one that holds the key has the new content and the new delay, and keeps its id."""
+    assert await backend.push([new(1, key="k", delay=50)]) == {}
+    assert await backend.push([new(2, key="k", delay=70, replace=True)]) == {"id-2": "id-1"}
+    location.advance(60)
+    assert await claim(backend) == []
+    location.advance(20)
+    (message,) = await claim(backend)
+    assert (message.id, message.value["n"]) == ("id-1", 2)
+    assert await backend.push([new(3, key="k", replace=True)]) == {}
+    assert await backend.push([new(4, key="k")]) == {"id-4": "id-3"}
+    await settle(backend, [message])
+    assert await backend.push([new(5, key="k")]) == {"id-5": "id-3"}
+    assert await drain(backend) == [3]
+
+
+async def test_a_replaced_message_of_a_group_stays_in_its_place(backend: QueueBackend) -> None:
+    """A blocked one stays blocked."""
+    await push(backend, 1, group="a")
+    assert await backend.push([new(2, group="a", key="k")]) == {}
+    assert await backend.push([new(3, group="a", key="k", replace=True)]) == {"id-3": "id-2"}
+    assert (await backend.count())["blocked"] == 1
+    assert await drain(backend) == [1, 3]
+
+
+@pytest.mark.parametrize("is_request_lost", [True, False])
+async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
+    location: QueueLocation, backend: QueueBackend, *, is_request_lost: bool
+) -> None:
+    """A lost reply is found out; after a lost request the caller pushes again."""
+    if is_request_lost:
+        location.faults.lost_requests = 1
+        with pytest.raises(OutcomeUnknown):
+            await backend.push([new(1, key="k")])
+    else:
+        location.faults.lost_replies = 1
+        assert await backend.push([new(1, key="k")]) == {}
+    again = await backend.push([new(2, key="k")])
+    assert again == ({} if is_request_lost else {"id-2": "id-1"})
+    assert len(await drain(backend)) == 1
+
+
+async def test_a_lost_reply_says_who_holds_the_keys(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Of a batch, some were added and others not."""
+    await backend.push([new(1, key="one")])
+    location.faults.lost_replies = 1
+    assert await backend.push([new(2, key="one"), new(3, key="two")]) == {"id-2": "id-1"}
+    assert await drain(backend) == [1, 3]
+
+
+async def test_keys_that_nobody_holds_are_removed(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A part at a time, in order; those that are held stay held."""
+    for number in range(5):
+        await backend.push([new(number, key=f"key-{number}")])
+    await backend.push([new("timed", key="timed", key_ttl=100.0)])
+    messages = [message for _ in range(6) for message in await claim(backend, 1)]
+    gone = [each for each in messages if each.id in {"id-0", "id-3", "id-timed"}]
+    await settle(backend, gone)
+    seen, last = [], ""
+    while not (found := await backend.forget_keys(after=last, limit=2)).is_end:
+        last = found.last
+        seen.append(found.removed)
+    assert (sum(seen) + found.removed, len(seen)) == (2, 3)
+    assert await backend.push([new("again", key="key-1")]) == {"id-again": "id-1"}
+    assert await backend.push([new("late", key="timed")]) == {"id-late": "id-timed"}
+    location.advance(200)
+    assert (await backend.forget_keys(after="", limit=10)).removed == 1
+
+
+async def test_a_message_with_a_place_is_of_a_newer_format(location: QueueLocation) -> None:
+    """So that older code leaves it alone, also while it is claimed."""
+    backend = await location.open("emails", Components.system(), "priority")
+    await backend.push([new(1, priority=3), new(2, group="a"), new(3), new(4, key="k")])
+    formats = {each.id: each.format for each in await backend.browse("ready")}
+    assert formats == {"id-1": 2, "id-2": 2, "id-3": 1, "id-4": 1}
+    await claim(backend)
+    assert {each.format for each in await backend.browse("claimed")} == {2}
+
+
+async def test_what_is_shown_says_where_a_message_stands(location: QueueLocation) -> None:
+    """In every state; and which message blocks a group."""
+    backend = await location.open("emails", Components.system(), "priority")
+    await backend.push([new(n, priority=7, group="a") for n in range(4)])
+    directory = location.open_directory()
+    head = await directory.find_head("emails", "a")
+    assert head is not None
+    assert (head.id, head.state) == ("id-0", "ready")
+    messages = await claim(backend)
+    head = await directory.find_head("emails", "a")
+    assert head is not None
+    assert (head.id, head.state) == ("id-0", "claimed")
+    await settle(backend, messages)
+    await settle(backend, await claim(backend), "bury", error="no")
+    await settle(backend, await claim(backend), "retry", delay=50)
+    states = {}
+    for state in ("completed", "dead", "waiting", "blocked"):
+        (info,) = await backend.browse(state)
+        states[info.id] = (info.state, info.priority, info.group)
+    assert states == {
+        "id-0": ("completed", 7, "a"),
+        "id-1": ("dead", 7, "a"),
+        "id-2": ("waiting", 7, "a"),
+        "id-3": ("blocked", 7, "a"),
+    }
+    assert await directory.find_head("emails", "b") is None
