@@ -11,6 +11,7 @@ from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
 from jobsync import Components, OutcomeUnknown
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
 
 ME, OTHER = "worker-1.a", "worker-2.b"
@@ -447,3 +448,105 @@ async def test_what_is_shown_says_where_a_message_stands(location: QueueLocation
         "id-3": ("blocked", 7, "a"),
     }
     assert await directory.find_head("emails", "b") is None
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_no_more_messages_are_claimed_than_the_queue_allows(
+    location: QueueLocation, most: int
+) -> None:
+    """By all processes together; a slot is free when a message is settled or its worker is dead."""
+    limits = QueueLimits(max_concurrency=most)
+    mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
+    await push(mine, *range(10))
+    first = await claim(mine, 2)
+    second = await claim(other, 5, session=OTHER)
+    assert len(first) + len(second) == most
+    assert await claim(mine) == []
+    for move in ("complete", "retry", "bury"):
+        await settle(mine, first[:1], move)
+        first = [*first[1:], *await claim(mine, 1)]
+        assert len(first) + len(second) == most
+        assert await claim(other) == []
+    await mine.end_claims({ME, OTHER})
+    suspects = await mine.claim(5, session=ME, visibility=60, suspects=True)
+    assert len(suspects.messages) == most
+    assert await claim(other) == []
+
+
+async def test_a_full_queue_says_what_else_there_is(location: QueueLocation) -> None:
+    """When the next claim lapses, and that there is nothing to claim now."""
+    backend = await location.open("emails", limits=QueueLimits(max_concurrency=1))
+    await push(backend, 1, 2)
+    await claim(backend)
+    found = await backend.claim(5, session=ME, visibility=60)
+    assert (found.messages, found.more) == ([], False)
+    assert found.lapse is not None
+    assert 50 < found.lapse <= 60
+
+
+@pytest.mark.parametrize("burst", [1, 4])
+async def test_messages_are_claimed_at_the_rate_of_the_queue(
+    location: QueueLocation, burst: int
+) -> None:
+    """By all processes together, whatever becomes of the messages; after a pause, a burst."""
+    limits = QueueLimits(rate=0.1, burst=burst)
+    mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
+    await push(mine, *range(20))
+    messages = await claim(mine)
+    assert len(messages) == burst
+    await settle(mine, messages, "release")
+    found = await other.claim(5, session=OTHER, visibility=60)
+    assert found.messages == []
+    assert found.due is not None
+    assert 5 < found.due <= 10
+    location.advance(25)
+    assert len(await claim(other)) == min(2, burst)
+    location.advance(1000)
+    assert len(await claim(mine)) == burst
+    assert await claim(other) == []
+
+
+async def test_both_limits_hold(location: QueueLocation) -> None:
+    """What one of them forbids uses up nothing of the other."""
+    backend = await location.open(
+        "emails", limits=QueueLimits(max_concurrency=2, rate=0.001, burst=3)
+    )
+    await push(backend, *range(10))
+    first = await claim(backend)
+    assert len(first) == 2
+    await settle(backend, first)
+    assert len(await claim(backend)) == 1
+    assert await claim(backend) == []
+
+
+@pytest.mark.parametrize("most", [2, 3])
+async def test_several_messages_of_a_group_may_be_in_work(
+    location: QueueLocation, most: int
+) -> None:
+    """As many as the queue says, the oldest first, and never more, whatever becomes of them."""
+    limits = QueueLimits(group_concurrency=most)
+    backend = await location.open("emails", limits=limits)
+    await push(backend, *range(6), group="a")
+    await push(backend, "b", group="b")
+    flying = await claim(backend)
+    assert values(flying) == [*range(most), "b"]
+    for move in ("complete", "bury", "retry", "cancel"):
+        await settle(backend, [flying.pop(0)], move)
+        flying += await claim(backend)
+        assert sum(each.value["n"] != "b" for each in flying) == most
+    await settle(backend, flying)
+    left = await claim(backend)
+    await settle(backend, left)
+    assert sorted([*await drain(backend)], key=str) == []
+    assert set((await backend.count()).keys()) <= {"completed", "dead", "cancelled"}
+    await push(backend, "again-1", "again-2", "again-3", "again-4", group="a")
+    assert len(await claim(backend)) == most
+
+
+async def test_redriven_messages_of_a_group_keep_its_limit(location: QueueLocation) -> None:
+    """Also beside those that are in work."""
+    backend = await location.open("emails", limits=QueueLimits(group_concurrency=2))
+    await push(backend, 1, 2, 3, group="a")
+    await settle(backend, await claim(backend), "bury", error="no")
+    assert await backend.redrive() == 2
+    assert values(await claim(backend)) == [3, 1]

@@ -15,6 +15,7 @@ from jobsync import Components, OutcomeUnknown, Store
 from jobsync.core.clock import Mono, SystemClock, Wall
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.directory import QueueDirectory
+from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.opening import open_backend, open_directory
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
@@ -74,7 +75,11 @@ class QueueLocation(Protocol):
     faults: Faults
 
     async def open(
-        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+        self,
+        queue: str,
+        components: Components | None = None,
+        order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> QueueBackend:
         """Open another backend of a queue."""
         ...
@@ -173,14 +178,18 @@ class SqliteQueues:
         self._stores: list[Store] = []
 
     async def open(
-        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+        self,
+        queue: str,
+        components: Components | None = None,
+        order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> QueueBackend:
         """Open another backend of a queue."""
         components = components or Components.system()
         store = await SqliteStore.connect(self._path, components)
         self._stores.append(store)
         faulty = _FaultyStore(store, _FaultySqlite(store.sql, self.faults))
-        return open_backend(faulty, queue, components, order=order)
+        return open_backend(faulty, queue, components, order=order, limits=limits)
 
     def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
@@ -199,6 +208,7 @@ class SqliteQueues:
             )
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
             connection.execute("UPDATE jobsync_key SET held_until = held_until - ?", [seconds])
+            connection.execute("UPDATE jobsync_limit SET refilled = refilled - ?", [seconds])
             times = ", ".join(
                 f"{name} = {name} - :seconds" for name in ("claimed", "due", "closed", "finished")
             )
@@ -258,7 +268,11 @@ class PostgresQueues:
         self._stores: list[Store] = []
 
     async def open(
-        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+        self,
+        queue: str,
+        components: Components | None = None,
+        order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> QueueBackend:
         """Open another backend of a queue."""
         components = components or Components.system()
@@ -266,7 +280,7 @@ class PostgresQueues:
         self._stores.append(store)
         assert isinstance(store.sql, PostgresAccess)
         faulty = _FaultyStore(store, _FaultyPostgres(store.sql, self.faults))
-        return open_backend(faulty, queue, components, order=order)
+        return open_backend(faulty, queue, components, order=order, limits=limits)
 
     def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
@@ -284,6 +298,7 @@ class PostgresQueues:
         self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_key SET held_until = held_until - {by}")
+        self._location.execute(f"UPDATE {{}}.jobsync_limit SET refilled = refilled - {by}")
         arrays = ", ".join(
             f"{name} = (SELECT array_agg(t - {by} ORDER BY n)"
             f" FROM unnest({name}) WITH ORDINALITY AS u (t, n))"
@@ -371,9 +386,14 @@ class PagesQueues:
         return msgspec.structs.replace(components or Components.system(), clock=self.clock)
 
     async def open(
-        self, queue: str, components: Components | None = None, order: QueueOrder = "fifo"
+        self,
+        queue: str,
+        components: Components | None = None,
+        order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> PagesBackend:
-        """Open another backend of a queue."""
+        """Open another backend of a queue; it has no limits."""
+        assert limits == NO_LIMITS
         components = self.components(components)
         store = await self.location.open(components)
         self._stores.append(store)

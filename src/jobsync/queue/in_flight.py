@@ -279,6 +279,7 @@ class Prefetch:
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
+        self._is_limited = settings.limits.is_limited
         self._average = 0.0
 
     @property
@@ -290,6 +291,9 @@ class Prefetch:
     def limit(self) -> int:
         """How many messages to claim in advance now."""
         most, concurrency = self._settings.prefetch, self._settings.concurrency
+        if self._is_limited:
+            # What is claimed in advance would use up what others may handle now.
+            return 0
         if not self._average:
             return concurrency if most is None else min(most, concurrency)
         rate = concurrency / self._average

@@ -8,6 +8,7 @@ from jobsync.components import Components
 from jobsync.errors import Invalid
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.directory import QueueDirectory
+from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
 from jobsync.queue.settings import QueueOrder
@@ -20,23 +21,31 @@ __all__ = ["open_backend", "open_directory"]
 
 
 def open_backend(
-    store: Store, queue: str, components: Components, *, order: QueueOrder = "fifo"
+    store: Store,
+    queue: str,
+    components: Components,
+    *,
+    order: QueueOrder = "fifo",
+    limits: QueueLimits = NO_LIMITS,
 ) -> QueueBackend:
     """Return the backend of a queue in a store.
 
     Raises:
-        Invalid: the store does not have this order.
+        Invalid: the store does not have this order, or no limits.
     """
     if store.sql is None and order == "priority":
         problem = "is not possible without a database: a listing is in the order of its pages"
         raise Invalid("order", order, problem, 'use "fifo" or "lifo", or a queue on a database')
+    if store.sql is None and limits != NO_LIMITS:
+        problem = "are only possible on a database, where claims are counted one after the other"
+        raise Invalid("limits", limits, problem, "leave them out, or use a queue on a database")
     match store.sql:
         case SqliteAccess() as access:
-            return SqliteBackend(access, queue, components, order)
+            return SqliteBackend(access, queue, components, order, limits)
         case PostgresAccess() as access:
             from jobsync.queue.sql.postgres import PostgresBackend  # noqa: PLC0415 - an extra
 
-            return PostgresBackend(access, queue, components, order)
+            return PostgresBackend(access, queue, components, order, limits)
         case _:
             return PagesBackend(store, queue, components, order=order)
 

@@ -312,7 +312,11 @@ class QueuePlugin(CoordinatorPlugin):
         database = self.database
         self._completed_ttl.start(database)
         self._backend = open_backend(
-            database.store, self.queue, database.components, order=self.settings.order
+            database.store,
+            self.queue,
+            database.components,
+            order=self.settings.order,
+            limits=self.settings.limits,
         )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)

@@ -7,6 +7,7 @@ from jobsync.core.arguments import check_choice, check_count, check_seconds
 from jobsync.core.retry import MAX_ATTEMPTS, check_max_attempts
 from jobsync.core.trust import check_duration
 from jobsync.errors import Invalid
+from jobsync.queue.limits import QueueLimits, parse_rate
 from jobsync.settings import Settings, in_section
 
 __all__ = ["LONGEST_RETENTION", "QueueOrder", "QueueSettings", "translate"]
@@ -43,6 +44,13 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
             the highest `priority`, and of these the oldest. A message that is tried again comes
             first in "fifo", when its time has come; otherwise it stands where it stood before.
             Queues in pages, on S3 and in memory, have no priorities.
+        max_concurrency: how many messages all processes together handle at once; no limit by
+            default. Messages are not claimed in advance then.
+        rate_limit: how many messages all processes together start in a time: "10/second",
+            "100/minute", "1000/hour" or "5/day"; no limit by default.
+        rate_burst: how many of them may start at once after a pause; 1.
+        group_concurrency: how many messages of one group are handled at once; 1, which keeps
+            their order.
         dispatch_interval: seconds between two tickets of the coordinator on S3, at least; 2.
             Without effect on a database, which needs no tickets.
         ticket_batch_size: accepted without effect: a ticket names as many pages as there are, up
@@ -59,14 +67,21 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
     completed_ttl: float = 300.0
     dead_ttl: float | None = None
     order: QueueOrder = "fifo"
+    max_concurrency: int | None = None
+    rate_limit: str | None = None
+    rate_burst: int | None = None
+    group_concurrency: int = 1
     dispatch_interval: float = 2.0
     ticket_batch_size: int = 10
 
     def __post_init__(self) -> None:
         check_max_attempts(self.max_attempts)
         check_choice("order", self.order, get_args(QueueOrder))
-        for field in ("concurrency", "ticket_batch_size"):
+        for field in ("concurrency", "ticket_batch_size", "group_concurrency"):
             check_count(field, getattr(self, field), least=1)
+        if self.max_concurrency is not None:
+            check_count("max_concurrency", self.max_concurrency, least=1)
+        parse_rate(self.rate_limit, self.rate_burst)
         if self.prefetch is not None:
             check_count("prefetch", self.prefetch, least=0)
         check_duration("poll_interval", self.poll_interval)
@@ -74,6 +89,17 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         _check_visibility(self.visibility_timeout)
         for field in ("grace", "completed_ttl", "dead_ttl"):
             _check_positive(field, getattr(self, field))
+
+    @property
+    def limits(self) -> QueueLimits:
+        """How many messages are in work at a time, and in which time."""
+        rate, burst = parse_rate(self.rate_limit, self.rate_burst)
+        return QueueLimits(
+            max_concurrency=self.max_concurrency,
+            rate=rate,
+            burst=burst,
+            group_concurrency=self.group_concurrency,
+        )
 
 
 def _check_visibility(value: float) -> None:

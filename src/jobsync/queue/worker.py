@@ -367,16 +367,17 @@ class Worker:
         self._completer.submit(settlement, delivery)
 
     def _decide(self, message: Message, verdict: HandlerVerdict) -> tuple[Transition, float]:
+        counts = {"attempt": message.attempt, "max_attempts": message.max_attempts}
         if not isinstance(verdict, Failed):
-            return _decide(message, verdict, _DEFAULT_RETRIES, 0.0)
+            return decide(verdict, **counts, retries=_DEFAULT_RETRIES, draw=0.0)
         draw = self._randomness.uniform(0, 1)
         try:
-            return _decide(message, verdict, self._retries, draw)
+            return decide(verdict, **counts, retries=self._retries, draw=draw)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's backoff may raise anything
             self._reporter.on_failure(error, message.id)
-            return _decide(message, verdict, _DEFAULT_RETRIES, draw)
+            return decide(verdict, **counts, retries=_DEFAULT_RETRIES, draw=draw)
 
     @property
     def expects_more(self) -> bool:
@@ -450,15 +451,3 @@ class Worker:
             except Unavailable:
                 await self._clock.sleep(self._settings.poll_interval)
             self._changed.set()
-
-
-def _decide(
-    message: Message, verdict: HandlerVerdict, retries: Retries, draw: float
-) -> tuple[Transition, float]:
-    return decide(
-        verdict,
-        attempt=message.attempt,
-        max_attempts=message.max_attempts,
-        retries=retries,
-        draw=draw,
-    )

@@ -44,6 +44,7 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.joined_connections import unwrap_connection
@@ -98,6 +99,10 @@ class ClaimedRows(NamedTuple):
     lapse: float | None
     more: bool
 
+    def limit_due(self, seconds: float) -> "ClaimedRows":
+        """Return the same, with something to claim in so many seconds at the latest."""
+        return self._replace(due=seconds if self.due is None else min(self.due, seconds))
+
 
 class SqlBackend(QueueBackend):
     """Base class for the backends on SQL databases.
@@ -107,13 +112,20 @@ class SqlBackend(QueueBackend):
         queue: its name.
         components: time, randomness and events.
         order: which messages are claimed first.
+        limits: how many are in work at a time, and in which time.
     """
 
     def __init__(
-        self, access: SqlAccess, queue: str, components: Components, order: QueueOrder
+        self,
+        access: SqlAccess,
+        queue: str,
+        components: Components,
+        order: QueueOrder,
+        limits: QueueLimits,
     ) -> None:
         self.queue = queue
         self.order = order
+        self.limits = limits
         self.topic = f"queue/{queue}"
         self._clock = components.clock
         self._randomness = components.randomness
@@ -201,7 +213,8 @@ class SqlBackend(QueueBackend):
         ids = [settlement.receipt.id for settlement in settlements]
         check_settled_once(ids)
         settled = await self._settle_until_answered(settlements)
-        if any(each.target == "waiting" and not each.delay for each in settlements):
+        is_free = self.limits.max_concurrency is not None
+        if is_free or any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)
         return [name in settled for name in ids]
 

@@ -15,11 +15,15 @@ from jobsync.errors import Corrupt
 from jobsync.queue.backend import Failure, Message, MessageInfo, Receipt
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["ClaimedRow", "encode_error", "read_infos", "read_message"]
+__all__ = ["ClaimedRow", "encode_error", "keep_latest", "read_infos", "read_message"]
 
 _MAX_DELIVERIES = 2**31 - 1
 """The end of the counters. Nothing is delivered so often: somebody has written the number."""
 
+
+_MAX_ERRORS, _KEPT_ERRORS = 400_000, 200_000
+"""The size of a message's errors from which only the latest are kept, and the size of these: each
+new one rewrites the row, and a row has an end."""
 
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
@@ -37,6 +41,13 @@ def encode_error(text: str) -> str:
 def encode_any_error(text: str) -> str | None:
     """Return an error as JSON; None if there was none."""
     return encode_error(text) if text else None
+
+
+def keep_latest(errors: str) -> str:
+    """Return the errors of a message; of very many the latest, from the start of a line."""
+    if len(errors) <= _MAX_ERRORS:
+        return errors
+    return errors[-_KEPT_ERRORS:].partition("\n")[2]
 
 
 def read_message(receipt: Receipt, row: ClaimedRow) -> Message:

@@ -7,10 +7,12 @@ the same names for both databases.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jobsync.queue.backend import NewMessage
+from jobsync.queue.limits import Allowance, QueueLimits
 from jobsync.stores.sql import Steps
 
 __all__ = ["Places"]
@@ -23,6 +25,7 @@ class Places(ABC):
         queue: its name.
         sql: the statements by name.
         as_array: returns a list as the database takes it for a parameter.
+        most_heads: how many messages of a group may be in work at a time.
         parameters: of all statements.
     """
 
@@ -31,8 +34,10 @@ class Places(ABC):
         queue: str,
         sql: Mapping[str, str],
         as_array: Callable[[list[Any]], str],
+        most_heads: int,
         **parameters: Any,
     ) -> None:
+        self._most_heads = most_heads
         self._sql = sql
         self._as_array = as_array
         self._parameters = {"queue": queue, **parameters}
@@ -67,26 +72,42 @@ class Places(ABC):
         return len(rows)
 
     def release(self, names: Iterable[str]) -> Steps[None]:
-        """Let the next messages of groups be their heads: the heads before are finished."""
-        ended = {*names}
+        """Let the next messages of groups be heads: a head was finished for each of the names."""
+        ended = Counter(names)
         if not ended:
             return
-        parameters = {"names": self._as_array(sorted(ended))}
-        yield self._fill("lock_groups", **parameters)
-        rows = yield self._fill("unblock", **parameters)
-        if empty := ended - {name for (name,) in rows}:
-            yield self._fill("remove_groups", names=self._as_array(sorted(empty)))
+        before = dict((yield self._fill("lock_groups", names=self._as_array(sorted(ended)))))
+        heads = {name: number - ended[name] for name, number in before.items()}
+        waiting = {*heads}
+        while free := sorted(name for name in waiting if heads[name] < self._most_heads):
+            rows = yield self._fill("unblock", names=self._as_array(free))
+            waiting = {name for (name,) in rows}
+            heads |= {name: heads[name] + 1 for name in waiting}
+        if empty := sorted(name for name, number in heads.items() if number <= 0):
+            yield self._fill("remove_groups", names=self._as_array(empty))
+        changed = {name: n for name, n in heads.items() if n > 0 and n != before[name]}
+        if changed:
+            names, numbers = self._as_array([*changed]), self._as_array([*changed.values()])
+            yield self._fill("set_heads", names=names, numbers=numbers)
 
     def _add_to_groups(self, groups: Sequence[str | None]) -> Steps[list[bool]]:
         """Lock groups; return for each new message whether others are before it in its group."""
-        free: set[str] = set()
-        if names := sorted({name for name in groups if name is not None}):
-            rows = yield self._fill("add_groups", names=self._as_array(names))
-            free = {name for name, is_new in rows if is_new}
+        numbers = Counter(sorted(name for name in groups if name is not None))
+        free: Counter[str] = Counter()
+        if numbers:
+            names, counts = [*numbers], [*numbers.values()]
+            rows = yield self._fill(
+                "add_groups",
+                names=self._as_array(names),
+                numbers=self._as_array(counts),
+                most_heads=self._most_heads,
+            )
+            free.update(dict(rows))
         blocked = []
         for name in groups:
-            blocked.append(name is not None and name not in free)
-            free.discard(name or "")
+            blocked.append(name is not None and free[name] == 0)
+            if name is not None and free[name]:
+                free[name] -= 1
         return blocked
 
     def _hold_keys(
@@ -140,6 +161,24 @@ class Places(ABC):
                 "take_keys", **self._name_holders({message.key or "": message}, holder)
             )
         return bool(replaced)
+
+    def begin_claim(self, limits: QueueLimits, wanted: int) -> Steps[Allowance]:
+        """Return what the limits of the queue allow to claim; others wait meanwhile."""
+        burst = float(limits.burst)
+        yield self._fill("lock_limit", burst=burst)
+        ((claimed, tokens),) = yield self._fill("read_usage", burst=burst, rate=limits.rate)
+        most = limits.count_allowed(wanted, claimed=claimed, tokens=tokens)
+        return Allowance(most, tokens)
+
+    def end_claim(
+        self, limits: QueueLimits, allowance: Allowance, claimed: int
+    ) -> Steps[float | None]:
+        """Count messages that were claimed; return the seconds until the rate allows one more."""
+        if not limits.rate:
+            return None
+        tokens = allowance.tokens - claimed
+        yield self._fill("use_tokens", tokens=tokens)
+        return limits.find_wait(tokens)
 
     def _fill(self, name: str, **parameters: Any) -> tuple[str, dict[str, Any]]:
         return self._sql[name], {**self._parameters, **parameters}

@@ -24,6 +24,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
@@ -108,6 +109,7 @@ class PostgresBackend(SqlBackend):
         queue: its name.
         components: time, randomness and events.
         order: which messages are claimed first.
+        limits: how many are in work at a time, and in which time.
     """
 
     def __init__(
@@ -116,11 +118,12 @@ class PostgresBackend(SqlBackend):
         queue: str,
         components: Components,
         order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> None:
-        super().__init__(access, queue, components, order)
+        super().__init__(access, queue, components, order, limits)
         self._access = access
         self._sql = fill_in_schema(access.schema, order)
-        self._places = PostgresPlaces(queue, self._sql)
+        self._places = PostgresPlaces(queue, self._sql, limits.group_concurrency)
         self._grouped: dict[str, None] = {}
         """The latest claims of this process with groups."""
         self._copy = fill_in(_SQL["copy"], {"schema": access.schema})
@@ -261,8 +264,14 @@ class PostgresBackend(SqlBackend):
             "floor": 0 if is_full else scan.floor,
             "since": None if is_full else _SINCE,
         }
+        allowed, wait = request.limit, None
         try:
-            rows = await self._run("claim", parameters)
+            if self.limits.is_limited:
+                rows, allowed, wait = await self._access.run_steps(
+                    lambda: self._places.claim(self.limits, parameters), self.topic
+                )
+            else:
+                rows = await self._run("claim", parameters)
         except OutcomeUnknown as unknown:
             return await self._find_claimed(request, unknown)
         lowest, found, has_suspects, due, lapse = rows[0][:5]
@@ -271,8 +280,9 @@ class PostgresBackend(SqlBackend):
         claimed = [row[7:] for row in rows if row[5] is not None]
         if any(row[6] for row in rows):
             self._remember_groups(request.claim)
-        more = found >= request.limit or found > len(claimed)
-        return ClaimedRows(claimed, has_suspects, due, lapse, more)
+        more = allowed == request.limit <= found or found > len(claimed)
+        found_rows = ClaimedRows(claimed, has_suspects, due, lapse, more)
+        return found_rows if wait is None else found_rows.limit_due(wait)
 
     def _remember_groups(self, claim: str) -> None:
         self._grouped[claim] = None

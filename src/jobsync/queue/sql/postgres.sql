@@ -694,8 +694,8 @@ FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]) ORDER BY finishe
 DELETE FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]) RETURNING 1;
 
 -- name: purge
--- Delete messages in these states; return how many, and the groups whose heads were among them. The
--- rows of claims stay: they answer settlements.
+-- Delete messages in these states; return how many, and the group of each head among them. The rows
+-- of claims stay: they answer settlements.
 WITH live AS (
   DELETE FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known}
@@ -723,7 +723,7 @@ SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished)
   + (SELECT coalesce(sum(open + completed), 0) FROM claims),
   ARRAY (
     SELECT group_name FROM live WHERE group_name IS NOT NULL
-    UNION
+    UNION ALL
     SELECT p.group_name FROM claims AS c
     CROSS JOIN LATERAL unnest(string_to_array(c.outcomes, NULL), c.groups) AS p (outcome, group_name)
     WHERE c.open > 0 AND c.groups IS NOT NULL AND p.outcome = 'o' AND p.group_name IS NOT NULL
@@ -800,18 +800,28 @@ WITH old AS MATERIALIZED (
 SELECT count(*) FROM gone;
 
 -- name: add_groups
--- Lock groups to which messages are added; return those that had no head.
-INSERT INTO {schema}.jobsync_group AS g (queue, name)
-SELECT %(queue)s, name FROM unnest(%(names)s::text[]) AS n (name) ORDER BY name
-ON CONFLICT (queue, name) DO UPDATE SET name = g.name RETURNING name, xmax = 0;
+-- Lock groups to which messages are added; return how many of these are heads.
+INSERT INTO {schema}.jobsync_group AS g (queue, name, heads, added)
+SELECT %(queue)s, name, least(number, %(most_heads)s), least(number, %(most_heads)s)
+FROM unnest(%(names)s::text[], %(numbers)s::integer[]) AS n (name, number) ORDER BY name
+ON CONFLICT (queue, name) DO UPDATE
+SET added = greatest(0, least(%(most_heads)s, g.heads + excluded.heads) - g.heads),
+  heads = greatest(g.heads, least(%(most_heads)s, g.heads + excluded.heads))
+RETURNING name, added;
 
 -- name: lock_groups
--- Lock groups whose heads are finished. The next statement sees all messages that others have added.
-SELECT name FROM {schema}.jobsync_group
+-- Lock groups of which heads are finished. The next statement sees all messages that others have added.
+SELECT name, heads FROM {schema}.jobsync_group
 WHERE queue = %(queue)s AND name = ANY (%(names)s::text[]) ORDER BY name FOR UPDATE;
 
+-- name: set_heads
+-- Record how many heads groups have.
+UPDATE {schema}.jobsync_group AS g SET heads = n.number
+FROM unnest(%(names)s::text[], %(numbers)s::integer[]) AS n (name, number)
+WHERE g.queue = %(queue)s AND g.name = n.name RETURNING 1;
+
 -- name: unblock
--- Let the next message of each of these groups be its head; return the groups.
+-- Let the next message of each of these groups be a head; return the groups.
 UPDATE {schema}.jobsync_message AS m
 SET state = 'waiting', due = greatest(m.due, clock_timestamp())
 FROM unnest(%(names)s::text[]) AS g (name) CROSS JOIN LATERAL (
@@ -912,3 +922,23 @@ WITH seen AS MATERIALIZED (
   END RETURNING 1
 )
 SELECT coalesce(max(key), ''), (SELECT count(*) FROM gone), count(*) FROM seen;
+
+-- name: lock_limit
+-- Lock the limits of a queue: from here on, claims are counted one after the other.
+INSERT INTO {schema}.jobsync_limit AS l (queue, tokens, refilled)
+VALUES (%(queue)s, %(burst)s, clock_timestamp())
+ON CONFLICT (queue) DO UPDATE SET queue = l.queue RETURNING 1;
+
+-- name: read_usage
+-- How many messages of a queue are claimed, and how many its rate allows to claim now.
+SELECT (
+    SELECT coalesce(sum(open), 0)::bigint FROM {schema}.jobsync_claim
+    WHERE queue = %(queue)s AND closed IS NULL
+  ), least(%(burst)s, tokens + %(rate)s * greatest(0,
+    extract(epoch FROM clock_timestamp() - refilled)::float8))
+FROM {schema}.jobsync_limit WHERE queue = %(queue)s;
+
+-- name: use_tokens
+-- Record how many more messages the rate allows to claim.
+UPDATE {schema}.jobsync_limit SET tokens = %(tokens)s, refilled = clock_timestamp()
+WHERE queue = %(queue)s RETURNING 1;

@@ -7,6 +7,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
 from jobsync.queue.backend import NewMessage, Settlement
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.sql.claims import OUTCOMES
 from jobsync.queue.sql.message_rows import encode_any_error
 from jobsync.queue.sql.places import Places
@@ -30,10 +31,25 @@ class PostgresPlaces(Places):
     Args:
         queue: its name.
         sql: the statements by name, for the schema of its tables.
+        most_heads: how many messages of a group may be in work at a time.
     """
 
-    def __init__(self, queue: str, sql: Mapping[str, str]) -> None:
-        super().__init__(queue, sql, as_array)
+    def __init__(self, queue: str, sql: Mapping[str, str], most_heads: int) -> None:
+        super().__init__(queue, sql, as_array, most_heads)
+
+    def claim(
+        self, limits: QueueLimits, parameters: Mapping[str, Any]
+    ) -> Steps[tuple[list[Any], int, float | None]]:
+        """Claim as many messages as the limits of the queue allow.
+
+        Returns:
+            The rows, how many messages were allowed, and the seconds until the rate allows more.
+        """
+        allowance = yield from self.begin_claim(limits, parameters["limit"])
+        rows = yield self._sql["claim"], {**parameters, "limit": allowance.most}
+        claimed = sum(row[5] is not None for row in rows)
+        wait = yield from self.end_claim(limits, allowance, claimed)
+        return rows, allowance.most, wait
 
     def settle(self, columns: Mapping[str, Any]) -> Steps[set[str]]:
         """Settle messages of claims with groups; return the ids of those settled so."""

@@ -16,8 +16,9 @@ from jobsync.components import Components
 from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
+from jobsync.queue.sql.claims import ANSWERS_TTL, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
@@ -43,6 +44,7 @@ from jobsync.queue.sql.sqlite_places import (
     run_steps,
     to_json,
 )
+from jobsync.queue.sql.sqlite_selection import select_messages
 from jobsync.stores.sql import SqliteAccess
 
 __all__ = ["SqliteBackend"]
@@ -51,14 +53,6 @@ T = TypeVar("T")
 
 _ID, _FINISHED = 1, 13
 """Indices in the row of a message for display."""
-
-_SELECTS: Mapping[QueueOrder, Sequence[str]] = {
-    "fifo": ("select_ready", "select_high", "select_low"),
-    "lifo": ("select_newest", "select_high", "select_low"),
-    "priority": ("select_high", "select_ready", "select_low"),
-}
-"""The statements that select ready messages. A queue without priorities has such messages if
-another process has pushed them, whose order is by priority."""
 
 
 class SqliteBackend(SqlBackend):
@@ -69,6 +63,7 @@ class SqliteBackend(SqlBackend):
         queue: its name.
         components: time, randomness and events.
         order: which messages are claimed first.
+        limits: how many are in work at a time, and in which time.
     """
 
     def __init__(
@@ -77,8 +72,9 @@ class SqliteBackend(SqlBackend):
         queue: str,
         components: Components,
         order: QueueOrder = "fifo",
+        limits: QueueLimits = NO_LIMITS,
     ) -> None:
-        super().__init__(access, queue, components, order)
+        super().__init__(access, queue, components, order, limits)
         self._access = access
         self._is_idle = False
         self._has_foreign = True
@@ -129,7 +125,8 @@ class SqliteBackend(SqlBackend):
 
     def _places(self) -> SqlitePlaces:
         """Return the statements of this time."""
-        return SqlitePlaces(self.queue, self._read_delay_time())
+        time = self._read_delay_time()
+        return SqlitePlaces(self.queue, time, self.limits.group_concurrency)
 
     async def _find_holders(self, keys: Sequence[str]) -> Mapping[str, str]:
         parameters = {"queue": self.queue, "keys": to_json(keys)}
@@ -174,7 +171,10 @@ class SqliteBackend(SqlBackend):
             ((has_waiting,),) = connection.execute(SQL["has_waiting"], parameters)
             if has_waiting and self._has_foreign:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
-            rows, is_full = self._select(connection, parameters, has_waiting=has_waiting)
+            selection = select_messages(
+                connection, self._places(), parameters, self.order, self.limits, has_waiting
+            )
+            rows = selection.rows
             if rows:
                 boot, mono = self._since_boot()
                 values = {**parameters, "due": mono + request.visibility, "boot": boot}
@@ -184,7 +184,9 @@ class SqliteBackend(SqlBackend):
             else:
                 lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
                 outlook = (False, False, None, None, *(lapse or (None, None)), False)
-            return self._build_result([row[1:9] for row in rows], outlook, is_more=is_full)
+            found = [row[1:9] for row in rows]
+            claimed = self._build_result(found, outlook, is_more=selection.is_full)
+            return claimed if selection.wait is None else claimed.limit_due(selection.wait)
 
         if self._is_idle:
             # A read blocks no writer.
@@ -198,31 +200,6 @@ class SqliteBackend(SqlBackend):
         if claimed.rows:
             self._unsettled.add(request.claim, claimed.rows)
         return claimed
-
-    def _select(
-        self, connection: sqlite3.Connection, parameters: Mapping[str, Any], *, has_waiting: bool
-    ) -> tuple[list[tuple[Any, ...]], bool]:
-        """Return the messages to claim, in their order, and whether there may be more."""
-        rows: list[tuple[Any, ...]] = []
-        limit, size = parameters["limit"], 0
-        names = [] if parameters["suspects"] else [*_SELECTS[self.order]]
-        if has_waiting and (parameters["suspects"] or self.order == "fifo"):
-            names.insert(0, "select_waiting")
-        elif has_waiting:
-            connection.execute(SQL["promote"], {**parameters, "limit": MAX_BATCH})
-        for name in names:
-            left = {**parameters, "limit": limit - len(rows)}
-            for row in connection.execute(SQL[name], left):
-                rows.append(row)
-                size += len(row[2]) + len(row[10])
-                if size >= MAX_CLAIM_BYTES or len(rows) == limit:
-                    return self._sort(rows), True
-        return self._sort(rows), False
-
-    def _sort(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        # Those of a queue with priorities were selected in order.
-        is_by_age = self.order != "priority"
-        return sorted(rows, reverse=self.order == "lifo") if is_by_age else rows
 
     def _build_result(
         self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
@@ -246,6 +223,7 @@ class SqliteBackend(SqlBackend):
             and all(each.move == "complete" and not each.error for each in part)
         }
         corrupt: list[Corrupt] = []
+        most_heads = self.limits.group_concurrency
 
         def work(connection: sqlite3.Connection) -> set[str]:
             time = self._read_delay_time()
@@ -255,7 +233,7 @@ class SqliteBackend(SqlBackend):
                     settled.update(each.receipt.id for each in part)
                     continue
                 try:
-                    settled |= settle_claim(connection, claim, part, time)
+                    settled |= settle_claim(connection, claim, part, time, most_heads)
                 except Corrupt as error:
                     corrupt.append(error)
             return settled
@@ -288,6 +266,7 @@ class SqliteBackend(SqlBackend):
 
     async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
         corrupt: list[Corrupt] = []
+        most_heads = self.limits.group_concurrency
 
         def work(connection: sqlite3.Connection) -> list[EndedClaim]:
             boot, mono = self._since_boot()
@@ -302,7 +281,7 @@ class SqliteBackend(SqlBackend):
             ended: list[EndedClaim] = []
             for row in connection.execute(SQL["find_lapsed"], parameters).fetchall():
                 try:
-                    ended += end_lapsed(connection, row, keep, dead, time)
+                    ended += end_lapsed(connection, row, keep, dead, time, most_heads)
                 except Corrupt as error:
                     corrupt.append(error)
                     connection.execute(SQL["abandon"], {"number": row[0]})
@@ -371,13 +350,13 @@ class SqliteBackend(SqlBackend):
                 "now": self._now(),
             }
             live = connection.execute(SQL["purge_live"], parameters).fetchall()
-            ended = {group for (group,) in live if group is not None}
+            ended = [group for (group,) in live if group is not None]
             purged = len(live) + connection.execute(SQL["purge_finished"], parameters).rowcount
             claimed, completed = connection.execute(SQL["count_in_claims"], parameters).fetchone()
             if "claimed" in states:
                 purged += claimed
                 groups = connection.execute(SQL["list_claimed_groups"], parameters)
-                ended |= {group for (group,) in groups}
+                ended += [group for (group,) in groups]
                 numbers = connection.execute(SQL["purge_claimed"], parameters).fetchall()
                 for (number,) in numbers:
                     connection.execute(SQL["delete_payloads"], {"number": number})

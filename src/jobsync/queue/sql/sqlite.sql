@@ -533,8 +533,8 @@ SELECT coalesce(sum(open), 0), coalesce(sum(completed), 0) FROM jobsync_claim
 WHERE queue = :queue AND {is_known} AND (open > 0 OR completed > 0);
 
 -- name: list_claimed_groups
--- The groups whose heads are claimed.
-SELECT DISTINCT json_extract({item}, '$[11]') FROM {in_claim}
+-- The group of each head that is claimed.
+SELECT json_extract({item}, '$[11]') FROM {in_claim}
 WHERE c.queue = :queue AND c.open > 0 AND c.grouped > 0 AND {is_known} AND {outcome} = 'o'
 AND json_extract({item}, '$[11]') IS NOT NULL;
 
@@ -590,17 +590,32 @@ DELETE FROM jobsync_claim WHERE number IN (
 );
 
 -- name: add_groups
--- Add groups to which messages are added; return those that had no head.
-INSERT INTO jobsync_group (queue, name) SELECT :queue, value FROM json_each(:names)
-WHERE true ON CONFLICT DO NOTHING RETURNING name, 1;
+-- Add messages to groups; return how many of these are heads.
+INSERT INTO jobsync_group AS g (queue, name, heads, added)
+SELECT :queue, n.value, min(c.value, :most_heads), min(c.value, :most_heads)
+FROM json_each(:names) AS n JOIN json_each(:numbers) AS c ON c.key = n.key WHERE true
+ON CONFLICT (queue, name) DO UPDATE
+SET added = max(0, min(:most_heads, g.heads + excluded.heads) - g.heads),
+  heads = max(g.heads, min(:most_heads, g.heads + excluded.heads))
+RETURNING name, added;
 
 -- name: lock_groups
--- A transaction that writes is alone: there is nothing to lock.
-SELECT 1;
+-- Groups of which heads are finished. A transaction that writes is alone: there is nothing to lock.
+SELECT name, heads FROM jobsync_group
+WHERE queue = :queue AND name IN (SELECT value FROM json_each(:names));
+
+-- name: set_heads
+-- Record how many heads groups have.
+UPDATE jobsync_group AS g SET heads = n.number
+FROM (
+  SELECT n.value AS name, c.value AS number
+  FROM json_each(:names) AS n JOIN json_each(:numbers) AS c ON c.key = n.key
+) AS n
+WHERE g.queue = :queue AND g.name = n.name;
 
 -- name: unblock
--- Let the next message of each of these groups be its head; return the groups. A delay counts from
--- when it was pushed.
+-- Let the next message of each of these groups be a head; return the groups. A delay counts from when
+-- it was pushed.
 UPDATE jobsync_message
 SET state = 'waiting', due = max(due, :now), wakes = CASE
     WHEN boot = :boot AND wakes IS NOT NULL THEN max(wakes, :mono)
@@ -688,3 +703,18 @@ FROM jobsync_key AS k WHERE queue = :queue AND key > :after ORDER BY key LIMIT :
 -- name: delete_keys
 -- Remove keys.
 DELETE FROM jobsync_key WHERE queue = :queue AND key IN (SELECT value FROM json_each(:keys));
+
+-- name: lock_limit
+-- Begin to count the rate of a queue. A transaction that writes is alone: there is nothing to lock.
+INSERT INTO jobsync_limit (queue, tokens, boot, refilled) VALUES (:queue, :burst, :boot, :mono)
+ON CONFLICT DO NOTHING;
+
+-- name: read_usage
+-- How many messages of a queue are claimed, and how many its rate allows to claim now.
+SELECT (SELECT coalesce(sum(open), 0) FROM jobsync_claim WHERE queue = :queue AND open > 0),
+  min(:burst, tokens + CASE boot WHEN :boot THEN :rate * max(0, :mono - refilled) ELSE 0 END)
+FROM jobsync_limit WHERE queue = :queue;
+
+-- name: use_tokens
+-- Record how many more messages the rate allows to claim.
+UPDATE jobsync_limit SET tokens = :tokens, boot = :boot, refilled = :mono WHERE queue = :queue;

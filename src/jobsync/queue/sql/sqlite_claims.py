@@ -26,6 +26,7 @@ from jobsync.errors import Corrupt
 from jobsync.queue.backend import PLAIN_FORMAT, EndedClaim, Failure, Settlement
 from jobsync.queue.sql.claims import OUTCOMES
 from jobsync.queue.sql.common import ClaimRequest
+from jobsync.queue.sql.message_rows import keep_latest
 from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps, to_json
 
 __all__ = [
@@ -44,10 +45,6 @@ _OPEN, _COMPLETED, _FORGOTTEN, _LAPSED = "o", "c", "f", "l"
 
 _MAX_COUNT = 2**31 - 1
 """The end of the counters."""
-
-_MAX_ERRORS, _KEPT_ERRORS = 400_000, 200_000
-"""The size of a message's errors from which only the latest are kept, and the size of these: each
-new one rewrites the row, and a row has an end."""
 
 _MAX_INLINE = 2048
 """The size of payloads up to which they are in the row of their claim."""
@@ -174,7 +171,7 @@ class _ClaimRow(msgspec.Struct):
             failure = Failure(
                 message.attempt, shorten_error(ending.error), time["now"], self.session
             )
-            errors = f"{_keep_latest(errors)}{_encode(failure).decode()}\n"
+            errors = f"{keep_latest(errors)}{_encode(failure).decode()}\n"
         if step.target == "completed":
             self.finished = self.times[place] = time["now"]
             self.errors[place] = errors
@@ -291,6 +288,7 @@ def settle_claim(
     claim: str,
     settlements: Sequence[Settlement],
     time: Mapping[str, float],
+    most_heads: int = 1,
 ) -> set[str]:
     """Settle messages of a claim; return the ids of those settled so, now or before.
 
@@ -315,7 +313,7 @@ def settle_claim(
         settled.add(name)
     if is_changed:
         row.write(connection)
-        run_steps(connection, SqlitePlaces(row.queue, time).release(row.freed))
+        run_steps(connection, SqlitePlaces(row.queue, time, most_heads).release(row.freed))
     return settled
 
 
@@ -358,6 +356,7 @@ def end_lapsed(
     keep: Collection[str],
     dead: Collection[str],
     time: Mapping[str, float],
+    most_heads: int = 1,
 ) -> list[EndedClaim]:
     """End what has lapsed of a claim, or all of it if its session is dead.
 
@@ -367,6 +366,7 @@ def end_lapsed(
         keep: messages whose claims are not ended.
         dead: the dead sessions.
         time: the time, for claims (`since`, `since_boot`) and for delays.
+        most_heads: how many messages of a group may be in work at a time.
 
     Raises:
         Corrupt: the claim cannot be decoded.
@@ -394,7 +394,7 @@ def end_lapsed(
         )
     if ended:
         row.write(connection)
-        run_steps(connection, SqlitePlaces(row.queue, time).release(row.freed))
+        run_steps(connection, SqlitePlaces(row.queue, time, most_heads).release(row.freed))
     return ended
 
 
@@ -443,10 +443,3 @@ def _find_claim(connection: sqlite3.Connection, claim: str) -> _ClaimRow | None:
 def _pad(items: list[T], count: int, default: T) -> list[T]:
     """Return as many items as there are messages, whatever somebody has written."""
     return [*items[:count], *[default] * (count - len(items))]
-
-
-def _keep_latest(errors: str) -> str:
-    """Return the errors of a message; of very many the latest, from the start of a line."""
-    if len(errors) <= _MAX_ERRORS:
-        return errors
-    return errors[-_KEPT_ERRORS:].partition("\n")[2]

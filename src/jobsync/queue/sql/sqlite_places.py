@@ -51,11 +51,12 @@ class SqlitePlaces(Places):
     Args:
         queue: its name.
         time: `now`, and `boot` and `mono`, by which delays are counted.
+        most_heads: how many messages of a group may be in work at a time.
     """
 
-    def __init__(self, queue: str, time: Mapping[str, float]) -> None:
+    def __init__(self, queue: str, time: Mapping[str, float], most_heads: int = 1) -> None:
         times = {name: time[name] for name in ("now", "boot", "mono")}
-        super().__init__(queue, SQL, to_json, **times)
+        super().__init__(queue, SQL, to_json, most_heads, **times)
         self._time = time
 
     def _name_holders(

@@ -248,11 +248,21 @@ ON {schema}.jobsync_message (queue, group_name, state, position) WHERE group_nam
 
 -- name: v7_group
 -- Groups with a head: a message that is ready, waiting or claimed. Who adds a message to a group, or
--- ends its head, locks the row.
+-- ends a head, locks the row.
 CREATE TABLE IF NOT EXISTS {schema}.jobsync_group (
   queue text COLLATE "C" NOT NULL,
   name  text COLLATE "C" NOT NULL,
+  heads integer NOT NULL,                         -- how many there are; one, if order is kept
+  added integer NOT NULL,                         -- how many the latest push has added
   PRIMARY KEY (queue, name)
+);
+
+-- name: v7_limit
+-- The rate at which messages of a queue are claimed. Who claims from a queue with limits locks the row.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_limit (
+  queue    text COLLATE "C" NOT NULL PRIMARY KEY,
+  tokens   double precision NOT NULL,             -- how many messages may be claimed
+  refilled timestamptz NOT NULL                   -- when that was so
 );
 
 -- name: v7_key
@@ -320,4 +330,5 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
   {schema}.jobsync_message, {schema}.jobsync_claim, {schema}.jobsync_finished,
-  {schema}.jobsync_pause, {schema}.jobsync_group, {schema}.jobsync_key TO {role};
+  {schema}.jobsync_pause, {schema}.jobsync_group, {schema}.jobsync_key,
+  {schema}.jobsync_limit TO {role};

@@ -263,9 +263,20 @@ WHERE group_name IS NOT NULL;
 -- name: v8_group
 -- Groups with a head: a message that is ready, waiting or claimed.
 CREATE TABLE jobsync_group (
-  queue TEXT NOT NULL,
-  name  TEXT NOT NULL,
+  queue TEXT    NOT NULL,
+  name  TEXT    NOT NULL,
+  heads INTEGER NOT NULL,    -- how many there are; one, if order is kept
+  added INTEGER NOT NULL,    -- how many the latest push has added
   PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;
+
+-- name: v8_limit
+-- The rate at which messages of a queue are claimed.
+CREATE TABLE jobsync_limit (
+  queue    TEXT    NOT NULL PRIMARY KEY,
+  tokens   REAL    NOT NULL, -- how many messages may be claimed
+  boot     INTEGER NOT NULL, -- the boot that `refilled` counts from
+  refilled REAL    NOT NULL  -- when that was so: seconds since that boot
 ) STRICT, WITHOUT ROWID;
 
 -- name: v8_key

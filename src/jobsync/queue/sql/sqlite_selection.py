@@ -1,0 +1,89 @@
+"""Which messages a claim on SQLite takes: by the order and the limits of the queue."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jobsync.queue.limits import QueueLimits
+from jobsync.queue.settings import QueueOrder
+from jobsync.queue.sql.claims import MAX_CLAIM_BYTES
+from jobsync.queue.sql.common import MAX_BATCH
+from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps
+
+__all__ = ["Selection", "select_messages"]
+
+_SELECTS: Mapping[QueueOrder, Sequence[str]] = {
+    "fifo": ("select_ready", "select_high", "select_low"),
+    "lifo": ("select_newest", "select_high", "select_low"),
+    "priority": ("select_high", "select_ready", "select_low"),
+}
+"""The statements that select ready messages. A queue without priorities has such messages if
+another process has pushed them, whose order is by priority."""
+
+
+class Selection(NamedTuple):
+    """The messages of a claim."""
+
+    rows: list[tuple[Any, ...]]
+    """In their order."""
+    is_full: bool
+    """Whether there may be more."""
+    wait: float | None = None
+    """Seconds until the rate allows to claim more; None if it does now."""
+
+
+def select_messages(
+    connection: sqlite3.Connection,
+    places: SqlitePlaces,
+    parameters: Mapping[str, Any],
+    order: QueueOrder,
+    limits: QueueLimits,
+    has_waiting: bool,  # noqa: FBT001 - the last of many that are not options
+) -> Selection:
+    """Select messages to claim, and count them.
+
+    Args:
+        connection: the connection, in a transaction that writes.
+        places: the statements of this time.
+        parameters: of the statements that select messages; `limit` is how many are wanted.
+        order: of the queue.
+        limits: of the queue.
+        has_waiting: whether any message waits.
+    """
+    if not limits.is_limited:
+        return _select(connection, parameters, order, has_waiting=has_waiting)
+    wanted = parameters["limit"]
+    allowance = run_steps(connection, places.begin_claim(limits, wanted))
+    allowed = {**parameters, "limit": allowance.most}
+    rows, is_full, _ = _select(connection, allowed, order, has_waiting=has_waiting)
+    wait = run_steps(connection, places.end_claim(limits, allowance, len(rows)))
+    return Selection(rows, is_full and allowance.most == wanted, wait)
+
+
+def _select(
+    connection: sqlite3.Connection,
+    parameters: Mapping[str, Any],
+    order: QueueOrder,
+    *,
+    has_waiting: bool,
+) -> Selection:
+    rows: list[tuple[Any, ...]] = []
+    limit, size = parameters["limit"], 0
+    names = [] if parameters["suspects"] else [*_SELECTS[order]]
+    if has_waiting and (parameters["suspects"] or order == "fifo"):
+        names.insert(0, "select_waiting")
+    elif has_waiting:
+        connection.execute(SQL["promote"], {**parameters, "limit": MAX_BATCH})
+    for name in names:
+        left = {**parameters, "limit": limit - len(rows)}
+        for row in connection.execute(SQL[name], left):
+            rows.append(row)
+            size += len(row[2]) + len(row[10])
+            if size >= MAX_CLAIM_BYTES or len(rows) == limit:
+                return Selection(_sort(rows, order), is_full=True)
+    return Selection(_sort(rows, order), is_full=False)
+
+
+def _sort(rows: list[tuple[Any, ...]], order: QueueOrder) -> list[tuple[Any, ...]]:
+    # Those of a queue with priorities were selected in order.
+    return rows if order == "priority" else sorted(rows, reverse=order == "lifo")

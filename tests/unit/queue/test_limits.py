@@ -1,0 +1,74 @@
+"""The limits of a queue: how they are written, and what they allow."""
+
+import pytest
+
+from jobsync import Invalid
+from jobsync.queue.limits import QueueLimits, parse_rate
+from jobsync.queue.settings import QueueSettings
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1/second", 1.0), ("90/minute", 1.5), ("7200/hour", 2.0), ("86400/day", 1.0)],
+)
+def test_rates_are_read(text: str, rate: float) -> None:
+    """A number of messages in a time; one at once unless a burst is given."""
+    assert parse_rate(text, None) == (rate, 1)
+    assert parse_rate(text, 5) == (rate, 5)
+    assert parse_rate(None, None) == (0.0, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "/minute", "0/minute", "-1/minute", "1.5/minute", "10/week", "10 / minute"]
+)
+def test_what_is_not_a_rate_is_refused(text: str) -> None:
+    """The error shows how to write one."""
+    with pytest.raises(Invalid, match="100/minute"):
+        QueueSettings(rate_limit=text)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("rate_burst", {"rate_burst": 3}),
+        ("rate_burst", {"rate_limit": "1/day", "rate_burst": 0}),
+        ("max_concurrency", {"max_concurrency": 0}),
+        ("group_concurrency", {"group_concurrency": 0}),
+    ],
+)
+def test_limits_that_allow_nothing_are_refused(field: str, options: dict[str, int]) -> None:
+    """So is one without effect."""
+    with pytest.raises(Invalid) as refused:
+        QueueSettings(**options)  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("limits", "claimed", "tokens", "allowed"),
+    [
+        (QueueLimits(), 10**6, 0.0, 5),
+        (QueueLimits(max_concurrency=7), 3, 0.0, 4),
+        (QueueLimits(max_concurrency=7), 7, 9.0, 0),
+        (QueueLimits(max_concurrency=7), 9, 9.0, 0),
+        (QueueLimits(rate=1.0), 10**6, 2.999, 2),
+        (QueueLimits(rate=1.0), 0, 3.0 - 1e-12, 3),
+        (QueueLimits(rate=1.0), 0, 0.5, 0),
+        (QueueLimits(rate=1.0, max_concurrency=7), 6, 3.0, 1),
+        (QueueLimits(rate=1.0, max_concurrency=9), 0, 3.0, 3),
+    ],
+)
+def test_the_least_limit_counts(
+    limits: QueueLimits, claimed: int, tokens: float, allowed: int
+) -> None:
+    """And never more than wanted."""
+    assert limits.count_allowed(5, claimed=claimed, tokens=tokens) == allowed
+
+
+def test_the_rate_says_when_there_is_more() -> None:
+    """Not before a whole message is allowed."""
+    limits = QueueLimits(rate=0.5)
+    assert limits.find_wait(0.0) == 2.0
+    assert limits.find_wait(0.75) == 0.5
+    assert limits.find_wait(1.0) is None
+    assert QueueLimits().find_wait(0.0) is None
+    assert not QueueLimits(group_concurrency=3).is_limited
