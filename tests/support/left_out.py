@@ -39,6 +39,11 @@ _TESTS = {
     "tests/processes/test_plugins.py": (
         "test_a_signal_may_come_at_any_moment_of_the_start[postgres-",
     ),
+    "tests/processes/test_queue_places.py": (
+        "test_groups_are_never_overtaken[sqlite]",
+        "test_one_key_makes_one_message[sqlite]",
+        "test_a_limit_holds_for_all_processes_while_some_are_killed[sqlite]",
+    ),
     "tests/processes/test_races.py": (
         "test_all_may_connect_first[postgres]",
         "test_no_increment_is_lost[postgres]",

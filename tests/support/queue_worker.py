@@ -6,6 +6,7 @@ Run by `queue_processes`. SIGTERM makes it stop in good order.
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -28,6 +29,10 @@ class QueueOptions(WorkerOptions, frozen=True, kw_only=True):
     """Of the queue."""
     messages: int = 0
     """How many to push."""
+    groups: int = 0
+    """Into how many groups of its own a producer pushes; 0 for none."""
+    flaky: int = 0
+    """Every so many-th message fails at its first attempt; 0 for none."""
     seconds: float = 0.0
     """How long handling takes."""
 
@@ -77,9 +82,11 @@ class QueueWorker:
         size = 1
         while left and not self._stopping.is_set():
             batch, size = left[:size], size % 20 + 1
-            data = [{"n": n, "by": self._options.name, "kind": "plain"} for n in batch]
+            data = [self._build(n) for n in batch]
             try:
-                ids = await queue.enqueue_many(data)
+                ids = await queue.enqueue_many(
+                    data, group=self._find_group if self._options.groups else None
+                )
             except Unavailable:
                 await asyncio.sleep(0.1)
                 continue
@@ -90,6 +97,14 @@ class QueueWorker:
             left = left[len(batch) :]
             await asyncio.sleep(0)
 
+    def _build(self, n: int) -> dict[str, Any]:
+        flaky = self._options.flaky
+        kind = "flaky" if flaky and n % flaky == 0 else "plain"
+        return {"n": n, "by": self._options.name, "kind": kind}
+
+    def _find_group(self, message: Mapping[str, Any]) -> str:
+        return f"{self._options.name}-{message['n'] % self._options.groups}"
+
     async def _handle(self, message: Document, context: Context) -> None:
         delivery = {"id": context.id, "epoch": context.epoch, "attempt": context.attempt}
         self._report("begun", kind=message.kind, n=message.n, by=message.by, **delivery)
@@ -98,6 +113,8 @@ class QueueWorker:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "raise":
                 raise ValueError("boom")
+            case "flaky" if context.attempt == 1:
+                raise ValueError("at first")
             case "hang":
                 await asyncio.sleep(3600)
             case _:
