@@ -53,9 +53,10 @@ T = TypeVar("T")
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
     {
-        *("AFTER", "APP", "COMMAND", "COUNT", "DATE", "DELAY", "GRACE", "HEARTBEAT_FILE", "HTTP"),
-        *("JOB", "JSON", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE", "NAMESPACE"),
-        *("NEW_SCHEDULE", "NEW_TIMEZONE", "QUEUE", "REASON", "SINCE", "STATE", "STATUS"),
+        *("AFTER", "APP", "COMMAND", "COUNT", "DATE", "DELAY", "GRACE", "GROUP", "HEARTBEAT_FILE"),
+        *("HTTP", "JOB", "JSON", "KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE"),
+        *("NAMESPACE", "NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "QUEUE", "REASON", "SINCE"),
+        *("STATE", "STATUS"),
         *("TARGET", "TIMEOUT", "WHERE", "YES"),
     }
 )

@@ -27,6 +27,7 @@ from jobsync.errors import Invalid
 if TYPE_CHECKING:
     from jobsync.components import Components
     from jobsync.database.database import Database
+    from jobsync.database.resource import EnqueueOptions
     from jobsync.queue.backend import MessageInfo, QueueBackend
     from jobsync.status.queues import QueueStatus
     from jobsync.stores.contract import Store
@@ -147,7 +148,7 @@ def resume(url: str | None, queue: str, *, as_json: bool) -> None:
     "states",
     type=click.Choice([state for state in _STATES if state != "claimed"]),
     multiple=True,
-    default=("ready", "waiting"),
+    default=("ready", "waiting", "blocked"),
     envvar="JOBSYNC_STATE",
     show_default=True,
     help="State of the messages; repeat it for several states.",
@@ -206,6 +207,23 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     envvar="JOBSYNC_QUEUE_MAX_ATTEMPTS",
     help="Maximum number of attempts for each message; 4 by default.",
 )
+@option(
+    "--priority",
+    type=click.IntRange(-100, 100),
+    envvar="JOBSYNC_PRIORITY",
+    help="Higher ones go first, in a queue whose order is by priority; 0 by default.",
+)
+@option(
+    "--group",
+    envvar="JOBSYNC_GROUP",
+    help="Group of the messages, which are handled one at a time and in order.",
+)
+@option(
+    "--key",
+    envvar="JOBSYNC_KEY",
+    help="Key of the message: nothing is pushed while another message holds it, and the id of that "
+    "message is printed.",
+)
 @url_option
 @json_option
 def enqueue(
@@ -214,6 +232,9 @@ def enqueue(
     delay: float,
     timeout: float | None,
     max_attempts: int | None,
+    priority: int | None,
+    group: str | None,
+    key: str | None,
     url: str | None,
     *,
     as_json: bool,
@@ -232,9 +253,15 @@ def enqueue(
     messages = list(_read_lines() if data is None else _parse(data, "DATA"))
 
     async def push(database: Database) -> list[str]:
-        return await enqueue_messages(
-            database, queue, messages, delay=delay, timeout=timeout, max_attempts=max_attempts
-        )
+        options: EnqueueOptions = {
+            "delay": delay,
+            "timeout": timeout,
+            "max_attempts": max_attempts,
+            **({} if priority is None else {"priority": priority}),
+            **({} if group is None else {"group": group}),
+            **({} if key is None else {"key": key}),
+        }
+        return await enqueue_messages(database, queue, messages, **options)
 
     ids = run_on_database(url, push)
     shown = ids[:_SHOWN] if sys.stdout.isatty() and not as_json else ids
@@ -292,7 +319,7 @@ def _queue_columns() -> tuple[Column | str, ...]:
         Column("oldest", age),
         Column("paused", age),
         Column("reason", spare=True, long=True),
-        *(Column(state, spare=True) for state in ("completed", "cancelled")),
+        *(Column(state, spare=True) for state in ("blocked", "completed", "cancelled")),
     )
 
 
@@ -311,17 +338,19 @@ def _summarise(queue: QueueStatus) -> dict[str, object]:
 def _message_columns(state: MessageState) -> list[Column | str]:
     """Return the columns that have values for messages in a state."""
     age = format_ages(now())
-    times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
+    times = {"ready": "enqueued", "waiting": "due", "blocked": "enqueued", "claimed": "claimed"}
     columns: list[Column | str] = [
         "id",
         Column("attempts", spare=True),
         Column(times.get(state, "finished"), age),
     ]
+    if state == "blocked":
+        columns.append("group")
     if state in {"claimed", *FINISHED}:
         columns.append(Column("session", spare=True))
     if state != "completed":
         columns.append(Column("value", _show_value, long=True))
-    if state not in {"ready", "completed"}:
+    if state not in {"ready", "blocked", "completed"}:
         columns.append(Column("error", long=True))
     return columns
 
