@@ -1,5 +1,6 @@
 """What is decided about a job, from its state, the time and who is alive."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from jobsync.core.job_state import (
 NOON = 1_800_014_400
 """An instant at a whole minute."""
 MINUTE = 60
+_numbers = itertools.count()
 
 
 def job(last: int = NOON, **options: Any) -> JobState:
@@ -56,7 +58,7 @@ def step(
         state,
         now,
         owner=owner,
-        new_id=lambda: f"run-{now}",
+        new_id=lambda: f"run-{next(_numbers)}",
         is_orphan=is_orphan,
         late_reason="late",
         was_on_duty=was_on_duty,
@@ -141,13 +143,50 @@ def test_overlapping_instants_wait_in_order() -> None:
     assert state.gaps == ()
 
 
-def test_only_so_many_instants_wait() -> None:
-    """The rest is skipped, with the reason."""
+@pytest.mark.parametrize("looks", [[200], [50, 200], [101, 102, 200], [*range(2, 201)]])
+def test_only_so_many_instants_wait(looks: list[int]) -> None:
+    """The rest is skipped, with the reason, however often somebody looks meanwhile."""
     state, _ = start(job(overlap="queue"), NOON + MINUTE)
-    state = step(state, NOON + 200 * MINUTE).state
-    assert len(state.queued) == 100
-    (gap,) = state.gaps
-    assert (gap.count, gap.kind) == (99, "skipped")
+    for minutes in looks:
+        state = step(state, NOON + minutes * MINUTE).state
+        assert state.last == NOON + minutes * MINUTE
+    assert state.queued == tuple(NOON + number * MINUTE for number in range(2, 102))
+    assert sum(gap.count for gap in state.gaps) == state.statistics.skipped == 99
+    assert {(gap.kind, gap.reason) for gap in state.gaps} == {
+        ("skipped", "100 runs were waiting already")
+    }
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 1002])
+def test_a_gap_is_counted_up_to_a_thousand(count: int) -> None:
+    """Exactly, or it says that there are more; its ends are exact."""
+    after, run = start(job(), NOON + (count + 1) * MINUTE)
+    assert run.instant == NOON + (count + 1) * MINUTE
+    (gap,) = after.gaps
+    assert (gap.first, gap.last) == (NOON + MINUTE, NOON + count * MINUTE)
+    assert (gap.count, gap.is_counted) == (min(count, 1000), count <= 1000)
+    assert after.statistics.missed == gap.count
+
+
+def test_the_durations_are_those_of_the_latest_runs() -> None:
+    """Fifty of them, the newest last; a lost run has none."""
+    state = job()
+    for number in range(1, 61):
+        state, run = start(state, NOON + number * MINUTE)
+        ended = finish("job", state, run, "success", NOON + number * MINUTE + number / 4)
+        assert ended is not None
+        state = ended
+        assert state.statistics.durations == tuple(n / 4 for n in range(1, number + 1))[-50:]
+    state, run = start(state, NOON + 61 * MINUTE)
+    lost = step(
+        msgspec.structs.replace(
+            state, running=(msgspec.structs.replace(run, resumed=MAX_RESUMES),)
+        ),
+        NOON + 61 * MINUTE + 5,
+        is_orphan=bool,
+    )
+    assert lost.state.statistics.durations == tuple(n / 4 for n in range(11, 61))
+    assert lost.state.statistics.runs == 61
 
 
 def test_overlapping_instants_may_run_beside_each_other() -> None:
@@ -291,9 +330,12 @@ def test_the_newest_process_defines_a_job() -> None:
     other = JobDefinition(schedule="@hourly")
     assert define(state, state.definition, "worker-2", 2, NOON) is None
     assert define(state, other, "worker-9", 0, NOON) is None
-    defined = define(state, other, "worker-0", 2, NOON)
-    assert defined is not None
-    assert (defined.pause, defined.defined_by, defined.generation) == (None, "worker-0", 2)
+    # Processes of one generation start at once: the last one's definition holds.
+    for generation in (1, 2):
+        defined = define(state, other, "worker-0", generation, NOON)
+        assert defined is not None
+        assert (defined.pause, defined.definition) == (None, other)
+        assert (defined.defined_by, defined.generation) == ("worker-0", generation)
 
 
 def test_a_removed_job_is_added_again_without_its_past() -> None:
@@ -372,49 +414,98 @@ def test_jitter_is_the_same_in_every_process() -> None:
     assert step(soon, due).starts
 
 
-@settings(max_examples=60, deadline=None)
+class JobWalk:
+    """A job to which anything may happen, and what became of its instants."""
+
+    def __init__(self, **options: Any) -> None:
+        self.state = job(**options)
+        self.now = float(NOON)
+        self.fired: list[int] = []
+        self.unknown: list[int] = []
+        """Instants that passed while the job was removed."""
+        self._made = 0
+
+    def move(self, move: str) -> None:
+        """Do one thing; check what must always hold."""
+        before = self.state
+        changed = self._change(move)
+        if changed is None:
+            return
+        self.state = changed
+        assert changed.last >= before.last
+        overlap = before.effective.overlap, changed.effective.overlap
+        assert "allow" in overlap or len(changed.running) <= 1
+        assert len(changed.queued) <= 100
+        assert not (changed.queued and not changed.is_active)
+        assert not (changed.requests and changed.is_removed)
+        if before.is_removed:
+            schedule = find_schedule(before)
+            self.unknown += schedule.between(before.last, changed.last, 10_000)
+
+    def _change(self, move: str) -> JobState | None:
+        state, now = self.state, self.now
+        self._made += 1
+        match move:
+            case "advance" | "advance after a death":
+                result = step(state, now, is_orphan=lambda _: move != "advance", room=2)
+                # A run that is resumed was fired before.
+                new = [run for run in result.starts if not run.resumed and not run.is_manual]
+                self.fired += [run.instant for run in new]
+                return result.state
+            case "edit":
+                return edit(state, {"retries": int(now) % 7}, now)
+            case "define":
+                definition = msgspec.structs.replace(state.definition, retries=self._made)
+                return define(state, definition, "worker-2", state.generation + 1, now)
+            case "define what is there":
+                return define(state, state.definition, "worker-2", state.generation + 1, now)
+            case "finish" if state.running:
+                return finish("job", state, state.running[0], "success", now)
+            case "pause":
+                return pause(state, JobPause(at=now))
+            case "resume":
+                return resume(state, now)
+            case "remove":
+                return remove(state, now)
+            case "request" if not state.is_removed:
+                return add_request(state, RunRequest(id=f"wish-{self._made}", at=now))
+            case _:
+                return None
+
+
+MOVES = (
+    *("advance", "advance after a death", "edit", "define", "define what is there", "finish"),
+    *("pause", "resume", "remove", "request"),
+)
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     overlap=st.sampled_from(["skip", "queue", "allow"]),
     misfire=st.sampled_from(["skip", "last", "all"]),
-    moves=st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aefprx")), max_size=25),
+    moves=st.lists(st.tuples(st.integers(-150, 300), st.sampled_from(MOVES)), max_size=25),
 )
 def test_every_instant_is_decided_once(
     overlap: str, misfire: str, moves: list[tuple[int, str]]
 ) -> None:
-    """Whatever happens in whatever order: fired, waiting, in one gap, or not decided yet."""
-    state, now = job(overlap=overlap, misfire=misfire, max_catch_up=3), float(NOON)
-    fired: list[int] = []
-    for pause_before, move in moves:
-        now += pause_before
-        changed: JobState | None = None
-        if move == "a":
-            result = step(state, now)
-            fired += [run.instant for run in result.starts]
-            changed = result.state
-        elif move == "e":
-            changed = edit(state, {"retries": int(now) % 7}, now)
-        elif move == "f" and state.running:
-            changed = finish("job", state, state.running[0], "success", now)
-        elif move == "p":
-            changed = pause(state, JobPause(at=now))
-        elif move == "r":
-            changed = resume(state, now)
-        elif move == "x":
-            changed = remove(state, now)
-        state = state if changed is None else changed
-        if state.is_removed:
-            # Operators change it no more.
-            break
-        assert overlap == "allow" or len(state.running) <= 1
-    decided = [*fired, *state.queued]
+    """Whatever happens in whatever order: fired, waiting, in one gap, or not decided yet.
+
+    The clock may be set back, and a job may be removed and added again: nothing is fired twice.
+    """
+    walk = JobWalk(overlap=overlap, misfire=misfire, max_catch_up=3)
+    for seconds, move in moves:
+        walk.now += seconds
+        walk.move(move)
+    state = walk.state
+    decided = [*walk.fired, *state.queued, *walk.unknown]
+    in_gaps = 0
     for gap in state.gaps:
-        decided += find_schedule(state).between(gap.first - 1, gap.last, 10_000)
+        instants = find_schedule(state).between(gap.first - 1, gap.last, 10_000)
+        in_gaps += len(instants)
+        decided += instants
     expected = find_schedule(state).between(NOON, state.last, 10_000)
     assert sorted(decided) == expected
-    assert not (state.queued and (state.pause or state.is_removed))
-    assert state.statistics.missed + state.statistics.skipped == len(decided) - len(
-        [*fired, *state.queued]
-    )
+    assert state.statistics.missed + state.statistics.skipped == in_gaps
 
 
 def list_gaps(state: JobState | None) -> list[tuple[int, int, str]]:
