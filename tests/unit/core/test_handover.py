@@ -16,6 +16,7 @@ from jobsync.core.assignment import (
     NodeRef,
     Plan,
     count_moved,
+    has_incoming,
     has_nothing,
     holders_of,
     owned_by,
@@ -233,12 +234,45 @@ def test_nothing_ever_has_two_users(picks: list[int]) -> None:
     fleet = start(("a", "b", "c", "d"), 6)
     for choice in picks:
         possible = list(steps(fleet, ((), PINS[:4], PINS)))
-        fleet = possible[choice % len(possible)].after
+        step = possible[choice % len(possible)]
+        if step.what == "the leader decides and writes":
+            check_decision(fleet, step.after.plan)
+        fleet = step.after
         for task, token in TASKS:
             assert len(covering(fleet, task, token)) <= 1
         owned = [owned_by(fleet.plan.assignment, peer.node.incarnation) for peer in fleet.peers]
         assert all(not left & right for left, right in combinations(owned, 2))
     check_rest(heal(fleet))
+
+
+def held_by(plan: Plan, incarnation: str) -> set[int | str]:
+    """Return the tokens and tasks that a node has, or has yet to give up."""
+    holders = holders_of(plan.assignment)
+    place = plan.assignment.find(incarnation)
+    tokens = {token for token, holder in enumerate(holders) if place and holder == place}
+    names = [node.incarnation for node in plan.exceptions.nodes]
+    place = names.index(incarnation) + 1 if incarnation in names else 0
+    tasks = {row.task for row in plan.exceptions.tasks if place and row.holder == place}
+    return {*tokens, *tasks}
+
+
+def check_decision(fleet: Fleet, after: Plan) -> None:
+    """A node that leaves, is silent or dead gets nothing, neither now nor later."""
+    before = fleet.plan
+    for peer in fleet.peers:
+        node = peer.node.incarnation
+        if peer.status == "member":
+            continue
+        assert not promised_to(after.assignment, node)
+        assert not has_incoming(after, node)
+        gained = held_by(after, node) - held_by(before, node)
+        # A task that leaves its token stays with the token's holder for now.
+        assert {token_of(unit, 6) if isinstance(unit, str) else unit for unit in gained} <= {
+            *held_by(before, node)
+        }
+        if peer.status == "dead":
+            assert not held_by(after, node)
+            assert has_nothing(after, node)
 
 
 def check_rest(fleet: Fleet) -> None:
