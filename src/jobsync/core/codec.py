@@ -173,7 +173,7 @@ def _is_plain(value: Json, depth: int = 0) -> bool:
         items, has_text_keys = value, True
     else:
         return kind in _PLAIN_SCALARS
-    if not has_text_keys or depth > _MAX_DEPTH:
+    if not has_text_keys or depth >= _MAX_DEPTH:
         return False
     # Nearly all records are flat: one pass over the types, without a call for each.
     return _PLAIN_SCALARS.issuperset(map(type, items)) or all(

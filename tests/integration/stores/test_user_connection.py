@@ -1,4 +1,4 @@
-"""Transactions of a user's connection to SQLite: blocks, nested blocks, and failures of all kinds."""
+"""Transactions of a user's connection to SQLite: nested blocks, and failures of all kinds."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -45,6 +45,10 @@ class _Failed(Exception):
     """Ends a block."""
 
 
+def _raise(_: SqliteConnection) -> None:
+    raise _Failed
+
+
 def run_block(connection: SqliteConnection, block: Block, numbers: Iterator[int]) -> list[int]:
     """Run a block that inserts a number before and after each block within it.
 
@@ -64,7 +68,7 @@ def run_block(connection: SqliteConnection, block: Block, numbers: Iterator[int]
                 kept += run_block(connection, each, numbers)
                 insert()
             if fails:
-                raise _Failed
+                _raise(connection)
     except _Failed:
         return []
     return kept
@@ -81,10 +85,6 @@ def test_a_block_that_fails_leaves_nothing_and_the_others_stay(
     kept = [n for block in story for n in run_block(connection, block, numbers)]
     assert list_rows(connection) == kept
     assert not connection._inner.in_transaction
-
-
-def _raise(_: SqliteConnection) -> None:
-    raise _Failed
 
 
 FAILURES: dict[str, tuple[Callable[[SqliteConnection], object], type[BaseException]]] = {
@@ -110,14 +110,15 @@ def test_a_failed_transaction_raises_its_own_error_and_leaves_the_connection_usa
     """Again and again; nothing of it is stored, and the next one is."""
     connection.execute("INSERT INTO mine VALUES (0)")
     fail, error = FAILURES[kind]
+
+    def run(depth: int) -> None:
+        with connection.transaction():
+            connection.execute("INSERT INTO mine VALUES (%s)", [-depth])
+            (run if depth > 1 else lambda _: fail(connection))(depth - 1)
+
     for number in range(1, 4):
-        with pytest.raises(error), connection.transaction():
-            connection.execute("INSERT INTO mine VALUES (-1)")
-            if depth == 1:
-                fail(connection)
-            else:
-                with connection.transaction():
-                    fail(connection)
+        with pytest.raises(error):
+            run(depth)
         assert not connection._inner.in_transaction
         with connection.transaction():
             connection.execute("INSERT INTO mine VALUES (%s)", [number])

@@ -3,6 +3,7 @@
 import enum
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -282,3 +283,42 @@ def test_what_cannot_be_stored_does_not_become_plain() -> None:
     for bad in ({"a": [Decimal("0.1")]}, {"a": b"x"}, endless, {5: 1}):
         with pytest.raises(Invalid, match="of r"):
             to_plain(bad, "of r")
+
+
+ODD: list[Any] = [
+    *(Money(2.5), Count(3), Name("x"), Colour.RED, Decimal("1.5"), (1, 2), Pair(1, 2)),
+    *(OrderedDict(a=1), 5, None, True, 1.5, "x", [], {}),
+    # What nothing can store.
+    *(b"x", {1}, range(2), Decimal("0.1"), object(), 1j),
+]
+
+
+def _list_places(odd: Any) -> list[dict[Any, Any]]:
+    """Return objects that have something odd as a value or as a name, at the top or deeper."""
+    places: list[dict[Any, Any]] = [{"a": odd}, {"a": [odd]}, {"a": {"b": odd}}, {"a": [[odd]]}]
+    try:
+        return [*places, {odd: 1}, {"a": {odd: 1}}, {"a": [{odd: 1}]}]
+    except TypeError:
+        return places
+
+
+def _find_end(read: Callable[[], Any]) -> str:
+    """Return what a call returns, with all its types, or that it refuses."""
+    try:
+        return repr(_typed(read()))
+    except Invalid:
+        return "refused"
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+def test_all_ways_of_writing_a_value_agree(odd: Any) -> None:
+    """Alone or in a batch, at once or made plain before; wherever in the value it is."""
+    for value in (*_list_places(odd), {"a": _nested(63), "b": odd}, {"a": _nested(64), "b": odd}):
+        plain = {"n": 1}
+        ends = {
+            "written": _find_end(lambda v=value: decode(encode(v), "k")),
+            "of a batch": _find_end(lambda v=value: decode(encode_all([plain, v])[1], "k")),
+            "plain": _find_end(lambda v=value: to_plain(v)),
+            "plain in a batch": _find_end(lambda v=value: to_plain_all([plain, v])[1]),
+        }
+        assert len(set(ends.values())) == 1, (value, ends)

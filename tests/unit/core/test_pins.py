@@ -119,9 +119,7 @@ def test_tokens_whose_pins_are_tied_are_spread_over_the_nodes() -> None:
     """All of them alike, and each always goes to the same one."""
     for count in (2, 3):
         names = [*NAMES.values()][:count]
-        pins = [
-            pin(f"t{token}-{name}", name, token=token) for token in range(12) for name in names
-        ]
+        pins = [pin(f"t{token}-{name}", name, token=token) for token in range(12) for name in names]
         found = resolve(pins, NAMES).tokens
         assert found == resolve(pins[::-1], NAMES).tokens
         chosen = Counter(place for bits in found.values() for place in places(bits))
