@@ -302,23 +302,25 @@ def _list_places(odd: Any) -> list[dict[Any, Any]]:
         return places
 
 
-def _find_end(read: Callable[[], Any]) -> str:
-    """Return what a call returns, with all its types, or that it refuses."""
+def _find_end(write: Callable[[Any], Any], value: Any) -> str:
+    """Return what becomes of a value, with all its types, or that it is refused."""
     try:
-        return repr(_typed(read()))
+        return repr(_typed(write(value)))
     except Invalid:
         return "refused"
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "written": lambda value: decode(encode(value), "k"),
+    "written in a batch": lambda value: decode(encode_all([{"n": 1}, value])[1], "k"),
+    "made plain": to_plain,
+    "made plain in a batch": lambda value: to_plain_all([{"n": 1}, value])[1],
+}
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 def test_all_ways_of_writing_a_value_agree(odd: Any) -> None:
     """Alone or in a batch, at once or made plain before; wherever in the value it is."""
     for value in (*_list_places(odd), {"a": _nested(63), "b": odd}, {"a": _nested(64), "b": odd}):
-        plain = {"n": 1}
-        ends = {
-            "written": _find_end(lambda v=value: decode(encode(v), "k")),
-            "of a batch": _find_end(lambda v=value: decode(encode_all([plain, v])[1], "k")),
-            "plain": _find_end(lambda v=value: to_plain(v)),
-            "plain in a batch": _find_end(lambda v=value: to_plain_all([plain, v])[1]),
-        }
+        ends = {way: _find_end(write, value) for way, write in WAYS.items()}
         assert len(set(ends.values())) == 1, (value, ends)
