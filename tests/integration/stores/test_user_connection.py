@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +34,7 @@ def list_rows(connection: SqliteConnection) -> list[int]:
 Block: TypeAlias = "tuple[bool, list[Block]]"
 """Whether it fails at its end, and the blocks within it."""
 
-blocks = st.recursive(
+blocks: st.SearchStrategy[Any] = st.recursive(
     st.tuples(st.booleans(), st.just([])),
     lambda inner: st.tuples(st.booleans(), st.lists(inner, max_size=3)),
     max_leaves=8,

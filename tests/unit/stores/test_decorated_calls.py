@@ -115,8 +115,8 @@ async def test_a_decorator_passes_on_all_arguments_and_the_answer(
 
 def list_stores() -> list[type[Store]]:
     """Return all stores of the library that are imported here, and all decorators."""
-    found = [MemoryStore, SqliteStore, PostgresStore, ObjectsStore]
-    decorators = [StoreDecorator, *StoreDecorator.__subclasses__()]
+    found: list[type[Store]] = [MemoryStore, SqliteStore, PostgresStore, ObjectsStore]
+    decorators: list[type[Store]] = [StoreDecorator, *StoreDecorator.__subclasses__()]
     return [*found, *(kind for kind in decorators if kind.__module__.startswith("jobsync."))]
 
 

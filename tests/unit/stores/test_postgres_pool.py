@@ -84,6 +84,10 @@ class FakePool(PostgresPool):
         """How many connections are open."""
         return sum(not each.closed for each in self.opened)
 
+    def is_looking(self) -> bool:
+        """Whether it will look at the running statements."""
+        return self._long_check is not None
+
     def look(self) -> None:
         """Look at the running statements once, as the timer does."""
         if self._long_check is not None:
@@ -165,7 +169,7 @@ async def test_only_what_is_seen_so_often_is_long() -> None:
     long, other = pool.busy
     answer(other, "rows")
     answer(long, "rows")
-    assert await asyncio.gather(first, second) == [[(1,)], [(1,)]]
+    assert [await first, await second] == [[(1,)], [(1,)]]
     assert (long.closed, other.closed) == (True, False)
     await pool.close()
 
@@ -177,12 +181,12 @@ async def test_a_look_when_nobody_waits_counts_for_nothing() -> None:
     await settle()
     for _ in range(_LONG_CHECKS + 1):
         pool.look()
-    assert pool._long_check is None
+    assert not pool.is_looking()
     (running,) = pool._running
     assert (running.checks, running.is_long) == (0, False)
     more = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(2)]
     await settle()
-    assert pool._long_check is not None
+    assert pool.is_looking()
     while pool.busy:
         answer(pool.busy[0], "rows")
         await settle()

@@ -64,6 +64,12 @@ class FakeFile:
         return [] if self._end() else rows.keys()
 
 
+def build_store(main: FakeFile, sessions: FakeFile) -> SqliteStore:
+    """Return a store on such files."""
+    components = Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+    return SqliteStore(cast("Any", main), cast("Any", sessions), components)
+
+
 def expect(fate: str) -> type:
     """Return the outcome of one part, if the other part may have been written."""
     return {"is written": Applied, "conflicts": Conflicted}.get(fate, Unknown)
@@ -76,10 +82,7 @@ async def test_an_error_means_that_nothing_was_written(
 ) -> None:
     """Sessions come first. Once they may have been written, the rest has outcomes of its own."""
     files = FakeFile("main", main), FakeFile("sessions", sessions)
-    store = SqliteStore(
-        *cast("Any", files),
-        Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events()),
-    )
+    store = build_store(*files)
     changes = [
         *(Put(f"n/{n}", 1) for n in range(count)),
         *(Put(f"role/{n}", 1) for n in range(count)),
@@ -101,10 +104,7 @@ async def test_an_error_means_that_nothing_was_written(
 async def test_a_batch_in_one_file_has_its_outcomes_or_its_error(fate: str) -> None:
     """The other file is not touched, and nobody is woken for a heartbeat."""
     files = FakeFile("main", "is locked"), FakeFile("sessions", fate)
-    store = SqliteStore(
-        *cast("Any", files),
-        Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events()),
-    )
+    store = build_store(*files)
     changes = [Put("session/a", 1), Put("session/b", 1)]
     if fate in ERRORS:
         with pytest.raises(JobsyncError) as caught:
