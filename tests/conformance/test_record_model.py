@@ -77,7 +77,7 @@ class RecordWalk:
         self._model = RecordModel()
         self._calls = (
             *(self._write,) * 6,
-            *(self._read, self._list, self._scan, self._age, self._bury, self._drop),
+            *(self._read, self._list, self._scan, self._age, self._bury, self._drop, self._drop),
         )
 
     async def run(self, steps: int) -> None:
@@ -89,9 +89,11 @@ class RecordWalk:
 
     def _draw_change(self, key: str) -> Change:
         """Return a change that is based on any version that there ever was, or on none."""
-        dice, model = self._dice, self._model
-        bases = [None, model.records.get(key), model.records.get(key), *model.versions[key][-4:]]
-        base = dice.choice(bases)
+        dice, current = self._dice, self._model.records.get(key)
+        versions = self._model.versions[key]
+        # A key that was removed and created again has had other versions with the same count.
+        twins = [old for old in versions if current and old.seq == current.seq]
+        base = dice.choice([None, current, current, *twins[-3:], *versions[-2:]])
         least = base or Record(key, None, "", 0, 0, 1, "")
         epoch = dice.choice([None, least.epoch, least.epoch + 1])
         form = least.format + (dice.random() < 0.1)
@@ -138,7 +140,7 @@ class RecordWalk:
 
     async def _age(self, store: Store) -> None:
         key = self._dice.choice(KEYS)
-        for version in self._model.versions[key][-4:]:
+        for version in self._model.versions[key][-6:]:
             age = await store.age(version)
             is_current = version == self._model.records.get(key)
             assert (age is not None) == (is_current and not store.is_billed)

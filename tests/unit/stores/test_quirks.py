@@ -43,6 +43,9 @@ class FakeServer(MemoryStore):
     async def erase_unchanged(self, record: Record) -> bool:
         """Delete an object with a condition, or not."""
         current = await self.get(record.key)
+        if current is None:
+            # As on S3: what is not there has been deleted.
+            return True
         is_refused, is_gone = self._new if current == record else self._old
         if is_gone:
             await self.drop([record.key])
