@@ -19,6 +19,7 @@ from jobsync.core.assignment import (
     has_incoming,
     has_nothing,
     holders_of,
+    must_acknowledge,
     owned_by,
     promised_to,
     token_of,
@@ -242,7 +243,24 @@ def test_nothing_ever_has_two_users(picks: list[int]) -> None:
             assert len(covering(fleet, task, token)) <= 1
         owned = [owned_by(fleet.plan.assignment, peer.node.incarnation) for peer in fleet.peers]
         assert all(not left & right for left, right in combinations(owned, 2))
+        check_questions(fleet)
     check_rest(heal(fleet))
+
+
+def check_questions(fleet: Fleet) -> None:
+    """What a node reads from a plan agrees with what it has, may use, and will get."""
+    plan = fleet.plan
+    names = [
+        ["", *(n.incarnation for n in part.nodes)] for part in (plan.assignment, plan.exceptions)
+    ]
+    takers = {names[0][move.taker] for move in plan.assignment.moves}
+    takers |= {names[1][row.taker] for row in plan.exceptions.tasks}
+    for peer in fleet.peers:
+        node = peer.node.incarnation
+        held, view = held_by(plan, node), plan.seen_by(node)
+        assert has_nothing(plan, node) == (not held)
+        assert must_acknowledge(plan, node) == bool(held - view.tokens - view.own)
+        assert has_incoming(plan, node) == (node in takers)
 
 
 def held_by(plan: Plan, incarnation: str) -> set[int | str]:
