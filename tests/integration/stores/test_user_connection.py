@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from chance import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -123,3 +124,23 @@ def test_a_failed_transaction_raises_its_own_error_and_leaves_the_connection_usa
         with connection.transaction():
             connection.execute("INSERT INTO mine VALUES (%s)", [number])
         assert list_rows(connection) == [*range(number + 1)]
+
+
+def test_a_time_since_boot_is_a_time_of_day_only_in_this_boot(tmp_path: Path) -> None:
+    """Whatever the wall clock is set to; of another boot nobody knows."""
+    clock = FakeClock()
+    connection = SqliteConnection(tmp_path / "mine.db", clock)
+
+    def ask(boot: int | None, seconds: float | None) -> float | None:
+        query = "SELECT jobsync_instant(%s, %s)"
+        answer: float | None = connection.execute(query, [boot, seconds]).fetchone()[0]
+        return answer
+
+    for wall in (1_700_000_000.0, 5.0):
+        clock.wall_seconds = wall
+        assert ask(clock.boot_id, clock.mono_seconds) == wall
+        assert ask(clock.boot_id, clock.mono_seconds - 10.5) == wall - 10.5
+        assert ask(clock.boot_id, clock.mono_seconds + 10.5) == wall + 10.5
+        for boot, seconds in ((clock.boot_id + 1, 5.0), (None, 5.0), (clock.boot_id, None)):
+            assert ask(boot, seconds) is None
+    connection.close()

@@ -14,6 +14,8 @@ from jobsync.core.firing import (
     MAX_RESUMES,
     Advance,
     advance,
+    drop_noted,
+    drop_run,
     due_time,
     finish,
     next_due,
@@ -24,6 +26,7 @@ from jobsync.core.gaps import OVERLAPPED
 from jobsync.core.job_changes import add_request, define, edit, pause, remove, resume
 from jobsync.core.job_state import (
     ActiveRun,
+    Gap,
     JobDefinition,
     JobPause,
     JobState,
@@ -515,10 +518,12 @@ def list_gaps(state: JobState | None) -> list[tuple[int, int, str]]:
     return [((g.first - NOON) // MINUTE, (g.last - NOON) // MINUTE, g.reason) for g in state.gaps]
 
 
-@pytest.mark.parametrize(("max_catch_up", "most"), [(10, 100), (1000, 1000)])
-def test_only_so_many_instants_wait_for_room(max_catch_up: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("misfire", "max_catch_up", "most"), [("all", 10, 100), ("all", 1000, 1000), ("all", 101, 101)]
+)
+def test_only_so_many_instants_wait_for_room(misfire: str, max_catch_up: int, most: int) -> None:
     """Found: with `overlap="allow"` the state grew until it could not be written any more."""
-    state = job(schedule="* * * * * *", overlap="allow", misfire="all", max_catch_up=max_catch_up)
+    state = job(schedule="* * * * * *", overlap="allow", misfire=misfire, max_catch_up=max_catch_up)
     for number in range(1, 60):
         state = step(state, NOON + 50 * number, room=number % 2).state
         assert len(state.queued) <= most
@@ -528,10 +533,15 @@ def test_only_so_many_instants_wait_for_room(max_catch_up: int, most: int) -> No
     assert instants == sorted(instants)
 
 
-def test_a_state_with_too_many_waiting_instants_recovers() -> None:
-    """Whatever has written it: the oldest run, the rest is a gap."""
+@pytest.mark.parametrize("misfire", ["last", "skip", "all"])
+def test_a_state_with_too_many_waiting_instants_recovers(misfire: str) -> None:
+    """Whatever has written it: the oldest run, the rest is a gap.
+
+    Only what `misfire="all"` fires at once may be more than usual.
+    """
+    max_catch_up = 50 if misfire == "all" else 300
     state = msgspec.structs.replace(
-        job(NOON + 500 * MINUTE, overlap="queue"),
+        job(NOON + 500 * MINUTE, overlap="queue", misfire=misfire, max_catch_up=max_catch_up),
         queued=tuple(NOON + number * MINUTE for number in range(1, 501)),
     )
     after, run = start(state, NOON + 500 * MINUTE + 1)
@@ -618,3 +628,85 @@ def test_what_a_dead_run_held_up_was_skipped_for_it(is_lost: bool) -> None:
     (gap,) = missed.state.gaps
     assert (gap.count, gap.kind, gap.reason) == (count, "missed", "late")
     assert len(found.starts) == len(missed.starts) == 1
+
+
+def run_of(number: int, owner: str = "gone", **options: Any) -> ActiveRun:
+    """Return a run that was started by another process."""
+    instant = NOON + number * MINUTE
+    return ActiveRun(id=f"r{number}", instant=instant, owner=owner, started_at=instant, **options)
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_runs_of_dead_processes_are_resumed_as_far_as_there_is_room(room: int) -> None:
+    """The oldest first; the others stay as they are, for those who have room."""
+    runs = tuple(run_of(number) for number in range(1, 4))
+    state = msgspec.structs.replace(job(NOON + 3 * MINUTE, overlap="allow"), running=runs)
+    result = step(state, NOON + 3 * MINUTE + 1, is_orphan=bool, room=room)
+    resumed = [msgspec.structs.replace(run, owner="me", resumed=1) for run in runs[:room]]
+    assert result.starts == tuple(resumed)
+    assert result.state.running == (*resumed, *runs[room:])
+    assert result.lost == ()
+
+
+@pytest.mark.parametrize("change", ["finish", "drop"])
+def test_only_its_owner_ends_or_drops_a_run(change: str) -> None:
+    """One of another owner, or one that is not there, changes nothing; others stay."""
+    mine, other, heirs = run_of(1, "me"), run_of(2, "me"), run_of(3, "heir")
+    state = msgspec.structs.replace(job(overlap="allow"), running=(mine, other, heirs))
+
+    def end(run: ActiveRun) -> JobState | None:
+        if change == "drop":
+            return drop_run(state, run)
+        return finish("job", state, run, "success", NOON + 5 * MINUTE)
+
+    assert end(msgspec.structs.replace(heirs, owner="me")) is None
+    assert end(run_of(4, "me")) is None
+    ended = end(mine)
+    assert ended is not None
+    assert ended.running == (other, heirs)
+    assert ended.statistics.runs == (change == "finish")
+
+
+def test_what_is_in_the_history_is_forgotten_and_nothing_else() -> None:
+    """Gaps and lost runs that came meanwhile stay."""
+    state = job(schedule="0 * * * *")
+    gaps: tuple[Gap, ...] = ()
+    for hours in (5, 10):
+        state = step(state, NOON + hours * 3600 + 1).state
+        state = msgspec.structs.replace(state, running=())
+    lost = (run_of(1), run_of(2))
+    state = msgspec.structs.replace(state, lost=lost)
+    first, second = gaps = state.gaps
+    assert drop_noted(state, [], []) == state
+    for noted_gaps, noted_runs in (([first], []), ([], [lost[1]]), ([second], [lost[0]])):
+        left = drop_noted(state, noted_gaps, noted_runs)
+        assert left.gaps == tuple(gap for gap in gaps if gap not in noted_gaps)
+        assert left.lost == tuple(run for run in lost if run not in noted_runs)
+    assert drop_noted(state, gaps, lost) == msgspec.structs.replace(state, gaps=(), lost=())
+
+
+def test_a_run_that_was_asked_for_twice_is_one() -> None:
+    """Before it starts, while it runs, and beside others."""
+    wish, other = (RunRequest(id=name, at=NOON + 0.5, by="ann") for name in ("wish", "other"))
+    asked = add_request(add_request(job(), wish), other)
+    assert asked.requests == (wish, other)
+    assert add_request(add_request(asked, other), wish) == asked
+    started, run = start(asked, NOON + 1)
+    assert (run.id, started.requests) == ("wish", (other,))
+    assert add_request(started, wish) == started
+
+
+def test_a_change_back_to_what_the_code_says_is_no_change() -> None:
+    """Nothing of it stays; the other changes do."""
+    state = edit(job(retries=2), {"retries": 5, "timeout": 9.0}, NOON)
+    assert state is not None
+    assert state.edits == {"retries": 5, "timeout": 9.0}
+    back = edit(state, {"retries": 2}, NOON)
+    assert back is not None
+    assert (back.edits, back.effective.retries) == ({"timeout": 9.0}, 2)
+    assert edit(back, {"retries": 2}, NOON) is None
+    disabled = edit(back, {"enabled": False}, NOON)
+    assert disabled is not None
+    resumed = resume(disabled, NOON)
+    assert resumed is not None
+    assert resumed.edits == {"timeout": 9.0}

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Applied, Components, Events, Put, Record, Store, Unavailable
+from jobsync import (
+    Applied,
+    Components,
+    Conflicted,
+    Events,
+    Put,
+    Record,
+    Store,
+    Unavailable,
+    Unknown,
+)
 from jobsync.stores.contract import Delete
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -183,3 +193,29 @@ async def test_a_call_that_fails_is_counted_once(call: str, failure: BaseExcepti
         (counted,) = meter.stats.values()
         assert (counted.calls, counted.errors) == (times, times)
         assert counted.items == times * SENT.get(call, 0)
+
+
+@pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
+def test_a_decorated_store_says_the_same_of_itself(decorate: Callable[[Store], Store]) -> None:
+    """Its name, its traits, what it costs, and what is atomic."""
+    inner = WitnessStore()
+    for is_billed, is_atomic in ((False, True), (True, False)):
+        inner.name, inner.traits = f"memory://{is_billed}", {"bare_etags": is_billed}
+        inner.is_billed, inner.is_atomic = is_billed, is_atomic
+        store = decorate(inner)
+        assert (store.name, store.traits) == (inner.name, inner.traits)
+        assert (store.is_billed, store.is_atomic) == (is_billed, is_atomic)
+        assert store.sql is inner.sql
+
+
+async def test_outcomes_are_counted_by_their_kind() -> None:
+    """In each batch, and in all of them together."""
+    inner, meter = WitnessStore(), Meter()
+    store = MeteredStore(inner, meter, FakeClock())
+    for batch in ("acu", "uu", "c", "aaa", ""):
+        kinds = {"a": Applied(RECORD), "c": Conflicted(), "u": Unknown("lost")}
+        inner.answer = [kinds[kind] for kind in batch]
+        await store.write([])
+    stats = meter["write"]
+    assert (stats.calls, stats.items) == (5, 9)
+    assert (stats.conflicts, stats.unknowns, stats.errors) == (2, 3, 0)

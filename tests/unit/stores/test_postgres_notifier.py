@@ -7,15 +7,32 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import psycopg
+import pytest
 from chance import FakeClock, SeededRandomness, StandingClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobsync import Components, Events, Unavailable
+from jobsync import (
+    Applied,
+    Components,
+    Conflicted,
+    Events,
+    Misconfigured,
+    OutcomeUnknown,
+    Put,
+    Record,
+    Unavailable,
+    Unknown,
+)
 from jobsync.core.clock import Clock
+from jobsync.core.urls import PostgresUrl
 from jobsync.stores.postgres import listener as listener_module
+from jobsync.stores.postgres import schema as schema_module
 from jobsync.stores.postgres.listener import Listener
-from jobsync.stores.postgres.notifier import Notifier
+from jobsync.stores.postgres.notifier import Notifier, PoolAccess
+from jobsync.stores.postgres.pool import ReplyLost
+from jobsync.stores.postgres.schema import POSTGRES_STEPS
+from jobsync.stores.postgres.store import PostgresStore
 
 COOLDOWN = 0.05
 
@@ -212,3 +229,206 @@ def test_a_second_subscriber_is_told_at_once_if_somebody_listens_already() -> No
     listener.unsubscribe(hear)
     listener.unsubscribe(told.append)
     assert not listener._thread.is_alive()
+
+
+async def test_a_pooler_is_asked_while_somebody_waits_and_wakes_only_after_a_change() -> None:
+    """Also after a change that was seen before, and when the server goes and comes back."""
+    clock = StandingClock()
+    answers = ["1", "1", "2", "2", "", "", "2", "2"]
+    asked = 0
+
+    class Pool(RecordingPool):
+        async def run(self, statement: str, parameters: Any = ()) -> list[Any]:
+            nonlocal asked
+            del parameters
+            assert "pg_current_snapshot" in statement
+            answer = answers[min(asked, len(answers) - 1)]
+            asked += 1
+            if not answer:
+                raise Unavailable("server", "it does not answer")
+            return [(answer,)]
+
+        def check_usable(self) -> None:
+            """It is."""
+
+    notifier = Notifier(cast("Any", Pool(clock)), "channel", build_components(clock), listens=False)
+    woken = []
+    waiting = asyncio.create_task(notifier.wait("n/", 3600))
+    await let_run()
+    for number in range(1, len(answers)):
+        clock.move(0.5)
+        await let_run()
+        if waiting.done():
+            woken.append(number)
+            waiting = asyncio.create_task(notifier.wait("n/", 3600))
+            await let_run()
+    assert woken == [n for n in range(1, len(answers)) if answers[n] != answers[n - 1]]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    before = asked
+    for _ in range(3):
+        clock.move(0.5)
+        await let_run()
+    # It looks once more, finds that nobody waits, and stops.
+    assert asked <= before + 1
+    await notifier.close()
+
+
+class AnsweringPool(RecordingPool):
+    """Answers statements of a store as the test says."""
+
+    name = "server"
+    is_forked = False
+
+    def __init__(self, clock: FakeClock, answer: Any) -> None:
+        super().__init__(clock)
+        self._answer = answer
+        self.statements: list[str] = []
+
+    async def run(self, statement: str, parameters: Any = ()) -> list[Any]:
+        """Answer, or raise."""
+        if statement.startswith("SELECT pg_notify"):
+            return await super().run(statement, parameters)
+        self.statements.append(statement)
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return list(self._answer)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+ANSWERS: dict[str, Any] = {
+    "applied": [("n/a",), ("n/b",)],
+    "conflicted": [],
+    "lost": ReplyLost("gone"),
+    "unavailable": Unavailable("server", "gone"),
+}
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("call", ["one", "batch", "append"])
+async def test_whoever_waits_is_notified_of_every_change_that_may_have_been_made(
+    call: str, answer: str, is_due: bool
+) -> None:
+    """With the statement if that may notify now, else soon; of an unknown change, too."""
+    clock = FakeClock()
+    pool = AnsweringPool(clock, ANSWERS[answer])
+    components = build_components(clock)
+    notifier = Notifier(cast("Any", pool), "channel", components, listens=True)
+    access = PoolAccess(cast("Any", pool), notifier, '"schema"')
+    store = PostgresStore(cast("Any", pool), access, components)
+    if not is_due:
+        notifier.take_due(["n/", "h"])
+    outcomes: list[Any] = []
+    error: Exception | None = None
+    try:
+        if call == "append":
+            await store.append("h", [1])
+        else:
+            outcomes = await store.write([Put(f"n/{n}", 1) for n in "ab"[: 1 + (call == "batch")]])
+    except (Unavailable, OutcomeUnknown) as raised:
+        error = raised
+    notifies = "pg_notify" in pool.statements[0]
+    assert notifies is is_due
+    await store.close()
+    topic = "h" if call == "append" else "n/"
+    later = [each for _, each in pool.sent]
+    may_have_changed = answer in {"applied", "lost"} or (call, answer) == ("append", "conflicted")
+    is_told = is_due and answer != "lost"
+    assert later == ([topic] if may_have_changed and not is_told else [])
+    if call == "append":
+        assert type(error) is {"lost": OutcomeUnknown, "unavailable": Unavailable}.get(
+            answer, type(None)
+        )
+    elif answer != "unavailable":
+        kind = {"applied": Applied, "conflicted": Conflicted, "lost": Unknown}[answer]
+        assert {type(outcome) for outcome in outcomes} == {kind}
+    else:
+        assert isinstance(error, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("rows", "age"), [([(5.5,)], 5.5), ([(0.0,)], 0.0), ([(-0.1,)], None), ([], None)]
+)
+async def test_a_clock_that_went_back_tells_no_age(
+    rows: list[tuple[float]], age: float | None
+) -> None:
+    """Neither does a version that is not current."""
+    clock = FakeClock()
+    pool = AnsweringPool(clock, rows)
+    components = build_components(clock)
+    notifier = Notifier(cast("Any", pool), "channel", components, listens=True)
+    store = PostgresStore(
+        cast("Any", pool), PoolAccess(cast("Any", pool), notifier, '"s"'), components
+    )
+    assert await store.age(Record("n/a", 1, "A" * 12, 1, 0, 1, "A" * 12)) == age
+    await store.close()
+
+
+def test_a_listener_that_fails_is_replaced_by_the_next_subscriber() -> None:
+    """Whoever waits gets its error; it is not asked again."""
+    told, heard = list[str | None](), threading.Event()
+
+    def hear(topic: str | None) -> None:
+        told.append(topic)
+        heard.set()
+
+    async def fail() -> Any:
+        raise ZeroDivisionError
+
+    async def wait() -> Any:
+        await asyncio.Event().wait()
+
+    key, components = ("server", "failing"), build_components(CountingClock())
+    first = Listener.subscribe(key, fail, components, hear)
+    assert heard.wait(30)
+    first._thread.join(30)
+    assert isinstance(first.failure, ZeroDivisionError)
+    second = Listener.subscribe(key, wait, components, hear)
+    assert second is not first
+    assert second.failure is None
+    first.unsubscribe(hear)
+    assert Listener.subscribe(key, wait, components, told.append) is second
+    second.unsubscribe(hear)
+    second.unsubscribe(told.append)
+    assert key not in listener_module._listeners
+
+
+@pytest.mark.parametrize(
+    ("row", "version"),
+    [
+        (None, 0),
+        ((0, 0), 0),
+        ((len(POSTGRES_STEPS), len(POSTGRES_STEPS) - 1), len(POSTGRES_STEPS)),
+        ((len(POSTGRES_STEPS), len(POSTGRES_STEPS)), len(POSTGRES_STEPS)),
+        ((len(POSTGRES_STEPS) + 3, len(POSTGRES_STEPS)), len(POSTGRES_STEPS) + 3),
+        ((len(POSTGRES_STEPS) + 3, len(POSTGRES_STEPS) + 1), None),
+        (psycopg.errors.UndefinedTable(), 0),
+        (psycopg.errors.UndefinedColumn(), 0),
+        (psycopg.errors.InvalidSchemaName(), 0),
+        (psycopg.errors.InsufficientPrivilege(), None),
+    ],
+)
+async def test_tables_are_used_unless_they_say_that_this_code_is_too_old(
+    row: Any, version: int | None
+) -> None:
+    """Without a version they are to be created; without the right to read it, not."""
+
+    class Connection:
+        async def execute(self, _: object) -> "Connection":
+            if isinstance(row, BaseException):
+                raise row
+            return self
+
+        async def fetchone(self) -> Any:
+            return row
+
+    url = PostgresUrl(host="h", database="d")
+    reading = schema_module._read_version(cast("Any", Connection()), url, "s")
+    if version is None:
+        with pytest.raises(Misconfigured):
+            await reading
+    else:
+        assert await reading == version

@@ -261,3 +261,28 @@ async def test_a_statement_that_is_rolled_back_is_sent_again_a_limited_number_of
     assert 0 < pool.clock.mono() - begun < 3
     assert cast("Any", pool)._slots._value == 1
     await pool.close()
+
+
+async def test_connections_that_are_idle_for_long_are_closed_one_by_one() -> None:
+    """Exactly after ten minutes they stay, later not; the one that was used last always stays."""
+    pool = FakePool(3)
+    asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(3)]
+    await settle()
+    while pool.busy:
+        answer(pool.busy[0], "rows")
+        await settle()
+    await asyncio.gather(*asking)
+
+    async def use() -> None:
+        asked = asyncio.create_task(pool.run("SELECT 1"))
+        await settle()
+        answer(pool.busy[0], "rows")
+        await asked
+
+    for seconds, left in ((600.0, 3), (0.1, 2), (0.1, 1), (5000.0, 1), (5000.0, 1)):
+        pool.clock.mono_seconds += seconds
+        await use()
+        assert (pool.open_count, len(pool._idle)) == (left, left)
+        assert not any(connection.closed for _, connection in cast("Any", pool._idle))
+    assert len(pool.opened) == 3
+    await pool.close()

@@ -46,6 +46,9 @@ class FaultyStore(StoreDecorator):
         self._rival_at = rival_at
         self._requests = itertools.count()
         self._late: list[Any] = []
+        self.clock = FakeClock()
+        self.sent_at: list[float] = []
+        """When writes were sent."""
 
     async def deliver(self) -> None:
         """Let all requests arrive that are late."""
@@ -77,6 +80,7 @@ class FaultyStore(StoreDecorator):
         return await self.inner.get_many(keys, tombstones=tombstones)
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.sent_at.append(self.clock.mono_seconds)
         fault = await self._begin()
         if fault == "none":
             return await self._apply(changes)
@@ -97,20 +101,24 @@ class FaultyStore(StoreDecorator):
             raise OutcomeUnknown(stream, fault)
 
 
-def build_components() -> Components:
+def build_components(clock: FakeClock | None = None) -> Components:
     """Return components whose clock moves with each pause."""
-    return Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+    clock = clock or FakeClock()
+    return Components(clock=clock, randomness=SeededRandomness(1), events=Events())
 
 
 async def settle(store: FaultyStore, base: Record | None, deadline: float) -> Outcome | str:
     """Write a record; return its outcome, or the name of the error."""
     change = Put("n/a", "mine", base, nonce=NONCE)
-    settling = SettlingStore(store, build_components(), deadline)
+    settling = SettlingStore(store, build_components(store.clock), deadline)
+    begun = store.clock.mono_seconds
     try:
         (outcome,) = await settling.write([change])
     except (Unavailable, Misconfigured) as error:
         return type(error).__name__
     finally:
+        # Nothing is sent again after the deadline.
+        assert all(at < begun + deadline for at in store.sent_at[1:])
         await store.deliver()
     return outcome
 

@@ -195,7 +195,11 @@ async def test_a_failed_thread_start_raises_and_can_recover(
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
             await pool.run(int, "1")
+    assert pool._pending == set()
     assert await pool.run(int, "2") == 2
+    # The call that was never made does not count as one that occupies a thread.
+    assert await pool.run(int, "3") == 3
+    assert len(pool._threads) == 1
     pool.shutdown()
 
 
