@@ -9,6 +9,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from chance import FakeClock
+from waiting import until
 
 from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sqlite import file as sqlitefile
@@ -186,3 +188,16 @@ def test_a_forked_child_has_a_watcher_of_its_own(path: Path) -> None:
         assert receiver.recv() is True
     child.join(60)
     assert child.exitcode == 0
+
+
+async def test_waking_a_topic_is_seen_by_other_processes(tmp_path: Path) -> None:
+    """Who waits there looks at the file, which nobody has written; again and again."""
+    store = await SqliteStore.connect(tmp_path / "jobs.db")
+    await store.create("n/a", 1)
+    seen_elsewhere = sqlitefile.FileChanges(f"{tmp_path / 'jobs.db'}-wal", FakeClock())
+    for number in range(1, 4):
+        seen = seen_elsewhere._stat()
+        # File times are as coarse as the kernel's tick.
+        await until(lambda: store.sql.wake("n/") or seen_elsewhere._stat() != seen, "a change")  # noqa: B023
+        assert seen_elsewhere.count() == number
+    await store.close()

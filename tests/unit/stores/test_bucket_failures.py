@@ -9,7 +9,15 @@ import obstore
 import pytest
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, UnauthenticatedError
 
-from jobsync import Components, JobsyncError, Put, Unavailable, Unknown
+from jobsync import (
+    Applied,
+    Components,
+    JobsyncError,
+    OutcomeUnknown,
+    Put,
+    Unavailable,
+    Unknown,
+)
 from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.stores.objects.bucket import Bucket
 from jobsync.stores.objects.errors import FailedRequest
@@ -162,3 +170,38 @@ async def test_a_tombstone_that_another_process_removed_or_replaced_is_no_error(
     else:
         with pytest.raises(JobsyncError):
             await store.bury("n/", older_than=-1.0)
+
+
+@pytest.mark.parametrize("etag", [None, ""])
+async def test_a_write_without_an_etag_is_unknown(
+    etag: str | None, store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored, but no write can follow: the same as a lost reply."""
+    monkeypatch.setattr(obstore, "put", lambda *_, **__: {"e_tag": etag, "version": None})
+    (outcome,) = await store.write([Put("n/a", 1)])
+    assert isinstance(outcome, Unknown)
+    with pytest.raises(OutcomeUnknown):
+        await store.append("h", [1])
+    monkeypatch.setattr(obstore, "put", lambda *_, **__: {"e_tag": '"1"', "version": None})
+    (outcome,) = await store.write([Put("n/a", 1)])
+    assert isinstance(outcome, Applied)
+    assert outcome.record.version == '"1"'
+    await store.append("h", [1])
+
+
+@pytest.mark.parametrize(("bare", "sent"), [(False, '"1"'), (True, "1")])
+async def test_a_condition_has_the_etag_as_the_server_wants_it(
+    bare: bool, sent: str, store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a replacement; a create has another condition, and a tombstone the same."""
+    modes: list[Any] = []
+
+    def put(*_: object, mode: Any, **__: object) -> dict[str, str]:
+        modes.append(mode)
+        return {"e_tag": '"1"'}
+
+    monkeypatch.setattr(obstore, "put", put)
+    store.set_quirks(bare_etags=bare, conditional_delete=True)
+    record = await store.create("n/a", 1)
+    await store.delete(await store.put(record, 2))
+    assert modes == ["create", {"e_tag": sent}, {"e_tag": sent}]

@@ -1,12 +1,13 @@
 """Counting the changes of a file."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 from chance import FakeClock
 
-from jobsync.stores.sqlite.file import FileChanges
+from jobsync.stores.sqlite.file import FileChanges, SqliteFile
 
 
 @pytest.fixture
@@ -97,3 +98,15 @@ def test_a_new_change_is_counted_again_from_the_start(
                 changes.count()
         path.write_bytes(b"1" * (length + 1))
         assert count_growth(changes, clock) == first
+
+
+async def test_a_wait_ends_when_it_is_woken_even_if_the_file_looks_the_same(
+    path: Path, clock: FakeClock
+) -> None:
+    """Two changes within a tick of the kernel have the same time."""
+    file = SqliteFile(path, clock, 5.0)
+    waiting = asyncio.create_task(file.wait(file.wakeups, "n/", 3600))
+    await asyncio.sleep(0)
+    file.wakeups.notifier.wake(["n/"])
+    async with asyncio.timeout(30):
+        await waiting

@@ -8,15 +8,19 @@ from typing import Any, cast
 import psycopg
 import pytest
 from chance import FakeClock, SeededRandomness
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from jobsync import Components, Events, Misconfigured, Unavailable
+from jobsync.core.secrets import Secret
 from jobsync.core.urls import PostgresUrl
 from jobsync.stores.postgres.pool import (
+    _DEFAULTS,
     _LONG_CHECKS,
     _MAX_LONG,
     PostgresPool,
     ReplyLost,
+    _build_conninfo,
 )
 
 URL = PostgresUrl(host="127.0.0.1", database="nowhere")
@@ -286,3 +290,15 @@ async def test_connections_that_are_idle_for_long_are_closed_one_by_one() -> Non
         assert not any(connection.closed for _, connection in cast("Any", pool._idle))
     assert len(pool.opened) == 3
     await pool.close()
+
+
+@pytest.mark.parametrize("name", sorted(_DEFAULTS))
+def test_a_parameter_of_the_url_is_not_replaced_by_a_default(name: str) -> None:
+    """All the others have their defaults."""
+    given = "mine" if name == "fallback_application_name" else "17"
+    url = PostgresUrl(host="h", database="d", params=((name, Secret(given)),))
+    found = conninfo_to_dict(_build_conninfo(url))
+    assert found[name] == given
+    wanted = {each: str(value) for each, value in _DEFAULTS.items() if each != name}
+    assert {each: str(found[each]) for each in wanted} == wanted
+    assert found["client_encoding"] == "utf8"

@@ -20,7 +20,7 @@ from jobsync import (
     Unavailable,
     Unknown,
 )
-from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.contract import Change, Delete, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
@@ -37,13 +37,17 @@ class FaultyStore(StoreDecorator):
     Args:
         script: the faults.
         rival_at: the number of the request before which another process writes the record.
+        rival: what that does, "writes" or "deletes".
     """
 
-    def __init__(self, script: Sequence[str], rival_at: int | None = None) -> None:
+    def __init__(
+        self, script: Sequence[str], rival_at: int | None = None, rival: str = "writes"
+    ) -> None:
         super().__init__(MemoryStore(components=build_components()))
         self.applied: list[str] = []
         self._script = iter(script)
         self._rival_at = rival_at
+        self._rival = rival
         self._requests = itertools.count()
         self._late: list[Any] = []
         self.clock = FakeClock()
@@ -58,8 +62,12 @@ class FaultyStore(StoreDecorator):
     async def _begin(self) -> str:
         await self.deliver()
         if next(self._requests) == self._rival_at:
-            record = await self.inner.get("n/a", tombstones=True)
-            await self._apply([Put("n/a", "rival", record)])
+            current = await self.inner.get("n/a", tombstones=True)
+            await self._apply([Put("n/a", "rival", current)])
+            if self._rival == "deletes":
+                found = await self.inner.get("n/a")
+                assert found is not None
+                await self._apply([found.delete()])
         fault = next(self._script, "none")
         if fault == "refused":
             raise Unavailable(self.name, "busy")
@@ -107,9 +115,13 @@ def build_components(clock: FakeClock | None = None) -> Components:
     return Components(clock=clock, randomness=SeededRandomness(1), events=Events())
 
 
-async def settle(store: FaultyStore, base: Record | None, deadline: float) -> Outcome | str:
-    """Write a record; return its outcome, or the name of the error."""
-    change = Put("n/a", "mine", base, nonce=NONCE)
+async def settle(
+    store: FaultyStore, base: Record | None, deadline: float, *, deletes: bool = False
+) -> Outcome | str:
+    """Write or delete a record; return the outcome, or the name of the error."""
+    change: Change = Put("n/a", "mine", base, nonce=NONCE)
+    if base is not None and deletes:
+        change = Delete(base, nonce=NONCE)
     settling = SettlingStore(store, build_components(store.clock), deadline)
     begun = store.clock.mono_seconds
     try:
@@ -129,17 +141,18 @@ def check(store: FaultyStore, outcome: Outcome | str, base: Record | None) -> No
     if isinstance(outcome, Applied):
         record = outcome.record
         assert NONCE in store.applied
-        assert (record.value, record.nonce) == ("mine", NONCE)
+        assert (record.value, record.nonce) == (None if record.deleted else "mine", NONCE)
         assert record.trail.split(" ") == [NONCE, *(base.trail.split(" ") if base else [])]
-        assert (record.seq, record.deleted) == (base.seq + 1 if base else 1, False)
+        assert record.seq == (base.seq + 1 if base else 1)
     elif not isinstance(outcome, Unknown):
         assert NONCE not in store.applied
 
 
 @pytest.mark.parametrize("first", UNANSWERED)
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("rival", ["writes", "deletes"])
+@pytest.mark.parametrize("change", ["create", "replace", "delete"])
 async def test_a_write_without_an_answer_is_settled_after_any_faults(
-    first: str, exists: bool
+    first: str, rival: str, change: str
 ) -> None:
     """Whatever became of each read and resend, and whenever another process writes it too.
 
@@ -148,16 +161,18 @@ async def test_a_write_without_an_answer_is_settled_after_any_faults(
     """
     reads = ("none", "damaged", *REFUSED)
     sends = ("none", *UNANSWERED, *REFUSED)
-    for *rest, rival, deadline in itertools.product(
+    for *rest, rival_at, deadline in itertools.product(
         reads, sends, ("none", "refused"), (None, 0, 1, 2, 3), (30.0, 1e-9)
     ):
-        store = FaultyStore([first, *rest], rival)
-        base = await store.inner.create("n/a", "before") if exists else None
-        outcome = await settle(store, base, deadline)
+        store = FaultyStore([first, *rest], rival_at, rival)
+        base = await store.inner.create("n/a", "before") if change != "create" else None
+        outcome = await settle(store, base, deadline, deletes=change == "delete")
         check(store, outcome, base)
-        assert not isinstance(outcome, str), (rest, rival)
+        assert not isinstance(outcome, str), (rest, rival_at)
+        if isinstance(outcome, Applied):
+            assert outcome.record.deleted is (change == "delete")
         if deadline == 30.0 and "damaged" not in rest:
-            assert not isinstance(outcome, Unknown), (rest, rival)
+            assert not isinstance(outcome, Unknown), (rest, rival_at)
 
 
 @pytest.mark.parametrize("first", [*REFUSED, "none"])
