@@ -194,10 +194,14 @@ async def test_waking_a_topic_is_seen_by_other_processes(tmp_path: Path) -> None
     """Who waits there looks at the file, which nobody has written; again and again."""
     store = await SqliteStore.connect(tmp_path / "jobs.db")
     await store.create("n/a", 1)
-    seen_elsewhere = sqlitefile.FileChanges(f"{tmp_path / 'jobs.db'}-wal", FakeClock())
+    elsewhere = sqlitefile.FileChanges(f"{tmp_path / 'jobs.db'}-wal", FakeClock())
+
+    def is_seen() -> bool:
+        store.sql.wake("n/")
+        return elsewhere._stat() != elsewhere._last_stat
+
     for number in range(1, 4):
-        seen = seen_elsewhere._stat()
-        # File times are as coarse as the kernel's tick.
-        await until(lambda: store.sql.wake("n/") or seen_elsewhere._stat() != seen, "a change")  # noqa: B023
-        assert seen_elsewhere.count() == number
+        # Until the kernel's clock ticks: file times are as coarse.
+        await until(is_seen, "a change")
+        assert elsewhere.count() == number
     await store.close()
