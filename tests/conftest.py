@@ -14,6 +14,7 @@ import proofs
 import pytest
 import servers
 from chance import FakeClock, SeededRandomness
+from hypothesis import settings
 from left_out import ONLY_AT_FULL_SCALE
 
 from jobsync import Components
@@ -57,6 +58,9 @@ def pytest_configure() -> None:
     """
     os.environ["TZ"] = "Australia/Lord_Howe"
     time.tzset()
+    # How long an example takes says more about the machine than about the code.
+    settings.register_profile("jobsync", deadline=None)
+    settings.load_profile("jobsync")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

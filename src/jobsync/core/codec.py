@@ -182,7 +182,7 @@ def _is_plain(value: Json, arrays: frozenset[type[Any]] = _PLAIN_ARRAYS, depth: 
         items, has_text_keys = value, True
     else:
         return kind in _PLAIN_SCALARS
-    if not has_text_keys or depth > _MAX_DEPTH:
+    if not has_text_keys or depth >= _MAX_DEPTH:
         return False
     # Nearly all records are flat: one pass over the types, without a call for each.
     return _PLAIN_SCALARS.issuperset(map(type, items)) or all(

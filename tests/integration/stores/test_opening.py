@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jobsync import Invalid, MissingExtra, open_store
+from jobsync import Components, Invalid, MissingExtra, open_store
+from jobsync.core.urls import SqliteUrl
+from jobsync.stores.opening import open_another, open_bare, read_url
 
 
 async def test_memory_of_one_name_is_shared() -> None:
@@ -54,3 +56,23 @@ async def test_the_url_comes_from_the_settings(
     monkeypatch.setenv("JOBSYNC_URL", "memory://from-environment")
     assert (await open_store()).name == "memory://from-environment"
     assert (await open_store("memory://from-code")).name == "memory://from-code"
+
+
+async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may change its directory before it opens the store again, for another thread."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    url, components = read_url("sqlite:///jobs.db"), Components.system()
+    assert url == SqliteUrl(f"{tmp_path}/first/jobs.db")
+    assert read_url(f"sqlite:///{tmp_path}/jobs.db") == SqliteUrl(f"{tmp_path}/jobs.db")
+    monkeypatch.chdir(tmp_path / "second")
+    store = await open_bare(url, components)
+    another = await open_another(store, url, components)
+    made = await store.create("n/a", 1)
+    assert await another.get("n/a") == made
+    assert not any((tmp_path / "second").iterdir())
+    await store.close()
+    await another.close()

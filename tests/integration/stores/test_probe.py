@@ -14,10 +14,11 @@ from jobsync import (
     Misconfigured,
     OutcomeUnknown,
     Put,
+    Record,
     Unavailable,
     Unknown,
 )
-from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.contract import Change, Head, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import (
@@ -89,6 +90,108 @@ class SilentStore(StoreDecorator):
     async def drop(self, keys: Sequence[str]) -> None:
         del keys
         await asyncio.Event().wait()
+
+
+class BrokenStore(StoreDecorator):
+    """Breaks one promise of the contract.
+
+    Args:
+        fault: which one.
+    """
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(MemoryStore())
+        self._fault = fault
+        self._listed: list[Head] | None = None
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        (change,) = changes
+        current = await self.inner.get(change.key, tombstones=True)
+        is_first = change.base is None
+        outcomes = await self.inner.write(changes)
+        if isinstance(outcomes[0], Applied):
+            return outcomes
+        match self._fault:
+            case "a create replaces a record" if is_first and current and not current.deleted:
+                return await self._force(change, current)
+            case "a create replaces a tombstone" if is_first and current and current.deleted:
+                return await self._force(change, current)
+            case "a stale write is applied" if change.base and current:
+                return await self._force(change, current)
+            case "a refused create is stored" if is_first and current and not current.deleted:
+                await self._force(change, current)
+            case "a refused stale write is stored" if change.base and current:
+                await self._force(change, current)
+        return outcomes
+
+    async def _force(self, change: Change, current: Record) -> list[Outcome]:
+        value = change.value if isinstance(change, Put) else None
+        return await self.inner.write([Put(change.key, value, current)])
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        found = await self.inner.heads(prefix, after=after, until=until, limit=limit)
+        if self._fault == "a listing shows nothing":
+            return []
+        if self._fault == "a listing is old":
+            before, self._listed = self._listed, found
+            return found if before is None else before
+        return found
+
+
+FAULTS = {
+    "a create replaces a record": {"a name is created once", "of many creators one wins"},
+    "a create replaces a tombstone": {"a deleted name stays deleted"},
+    "a stale write is applied": {"a stale version is refused", "equal content is a new version"},
+    "a refused create is stored": {"of many creators one wins"},
+    "a refused stale write is stored": {"a stale version is refused"},
+    "a listing shows nothing": {"a listing shows what was written"},
+    "a listing is old": {"a listing shows what was written"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_each_check_finds_what_it_is_for(fault: str) -> None:
+    """A store that breaks one promise fails the checks of that promise, and no others."""
+    findings = await probe(BrokenStore(fault), COMPONENTS)
+    assert {finding.check for finding in findings if not finding.ok} == FAULTS[fault]
+    for finding in findings:
+        assert bool(finding.fix) is not finding.ok
+        assert finding.detail or finding.ok
+
+
+@pytest.mark.parametrize("skew", [0.0, 29.9, 30.1, -29.9, -30.1, 86400.0])
+async def test_a_difference_of_the_clocks_is_reported_with_the_fix(skew: float) -> None:
+    """It does not fail the probe: it affects only what people see."""
+    clock = FakeClock()
+    store = MemoryStore(components=at(clock))
+    ours = FakeClock()
+    ours.wall_seconds = clock.wall_seconds + skew
+    *_, finding = await probe(store, at(ours))
+    assert (finding.check, finding.ok) == ("clocks agree", True)
+    words = f"this machine is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+    assert finding.detail == words
+    assert bool(finding.fix) is (abs(skew) > 30)
+
+
+async def test_what_an_interrupted_probe_has_left_is_removed_a_day_later() -> None:
+    """Records and tombstones; not those of a probe that may still run."""
+    clock = FakeClock()
+    store = MemoryStore(components=at(clock))
+    for day in range(3):
+        for name in ("record", "tombstone"):
+            key = f"{PROBE_KEYS}{at(clock).ids.batch()}"
+            record = await store.create(key, name)
+            if name == "tombstone":
+                await store.delete(record)
+        clock.wall_seconds += 86400.0 - 1
+        clock.mono_seconds += 86400.0 - 1
+        await probe(store, at(clock))
+        # A tombstone is removed after an hour, a record after a day: that of today stays.
+        left = [record.value for record in await store.scan(PROBE_KEYS)]
+        assert left == ["record"], day
+        assert len(store._data.records) == 1
 
 
 def at(clock: FakeClock) -> Components:

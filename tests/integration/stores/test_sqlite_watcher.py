@@ -9,6 +9,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from chance import FakeClock
+from waiting import until
 
 from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sqlite import file as sqlitefile
@@ -186,3 +188,20 @@ def test_a_forked_child_has_a_watcher_of_its_own(path: Path) -> None:
         assert receiver.recv() is True
     child.join(60)
     assert child.exitcode == 0
+
+
+async def test_waking_a_topic_is_seen_by_other_processes(tmp_path: Path) -> None:
+    """Who waits there looks at the file, which nobody has written; again and again."""
+    store = await SqliteStore.connect(tmp_path / "jobs.db")
+    await store.create("n/a", 1)
+    elsewhere = sqlitefile.FileChanges(f"{tmp_path / 'jobs.db'}-wal", FakeClock())
+
+    def is_seen() -> bool:
+        store.sql.wake("n/")
+        return elsewhere._stat() != elsewhere._last_stat
+
+    for number in range(1, 4):
+        # Until the kernel's clock ticks: file times are as coarse.
+        await until(is_seen, "a change")
+        assert elsewhere.count() == number
+    await store.close()

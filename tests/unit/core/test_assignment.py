@@ -212,6 +212,21 @@ def _fields(assignment: Assignment) -> dict[str, Any]:
     return {name: getattr(assignment, name) for name in assignment.__struct_fields__}
 
 
+@pytest.mark.parametrize(
+    ("count", "parts"), [(1, 1), (7999, 1), (8000, 1), (8001, 2), (16_000, 2), (16_001, 3)]
+)
+def test_a_document_of_exceptions_says_how_many_there_are(count: int, parts: int) -> None:
+    """The first one, if there are others; none is empty, and joined they are the original."""
+    tasks = tuple(Exempt(f"{n:05d}", n % 10, 1) for n in range(count))
+    exceptions = Exceptions((NodeRef("worker-1.a", "a"),), tasks)
+    documents = split_exceptions("7-abc", exceptions)
+    first, *others = documents.values()
+    assert len(documents) == first.get("parts", 1) == parts
+    assert all(document["tasks"] for document in documents.values())
+    assert not any("parts" in other for other in others)
+    assert msgspec.convert(join_exceptions(first, others), Exceptions) == exceptions
+
+
 def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
     """None is too large, for names of any length; joined, they are the original."""
     tasks = tuple(Exempt("\x01" * 60 + f"{n:06d}", n % 10, 1) for n in range(20_000))

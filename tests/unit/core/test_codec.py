@@ -3,6 +3,7 @@
 import enum
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -285,3 +286,44 @@ def test_what_cannot_be_stored_does_not_become_plain() -> None:
     for bad in ({"a": [Decimal("0.1")]}, {"a": b"x"}, endless, {5: 1}):
         with pytest.raises(Invalid, match="of r"):
             to_plain(bad, "of r")
+
+
+ODD: list[Any] = [
+    *(Money(2.5), Count(3), Name("x"), Colour.RED, Decimal("1.5"), (1, 2), Pair(1, 2)),
+    *(OrderedDict(a=1), 5, None, True, 1.5, "x", [], {}),
+    # What nothing can store.
+    *(b"x", {1}, range(2), Decimal("0.1"), object(), 1j),
+]
+
+
+def _list_places(odd: Any) -> list[dict[Any, Any]]:
+    """Return objects that have something odd as a value or as a name, at the top or deeper."""
+    places: list[dict[Any, Any]] = [{"a": odd}, {"a": [odd]}, {"a": {"b": odd}}, {"a": [[odd]]}]
+    try:
+        return [*places, {odd: 1}, {"a": {odd: 1}}, {"a": [{odd: 1}]}]
+    except TypeError:
+        return places
+
+
+def _find_end(write: Callable[[Any], Any], value: Any) -> str:
+    """Return what becomes of a value, with all its types, or that it is refused."""
+    try:
+        return repr(_typed(write(value)))
+    except Invalid:
+        return "refused"
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "written": lambda value: decode(encode(value), "k"),
+    "written in a batch": lambda value: decode(encode_all([{"n": 1}, value])[1], "k"),
+    "made plain": to_plain,
+    "made plain in a batch": lambda value: to_plain_all([{"n": 1}, value])[1],
+}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+def test_all_ways_of_writing_a_value_agree(odd: Any) -> None:
+    """Alone or in a batch, at once or made plain before; wherever in the value it is."""
+    for value in (*_list_places(odd), {"a": _nested(63), "b": odd}, {"a": _nested(64), "b": odd}):
+        ends = {way: _find_end(write, value) for way, write in WAYS.items()}
+        assert len(set(ends.values())) == 1, (value, ends)

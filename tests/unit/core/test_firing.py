@@ -1,5 +1,6 @@
 """What is decided about a job, from its state, the time and who is alive."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from jobsync.core.firing import (
     MAX_RESUMES,
     Advance,
     advance,
+    drop_noted,
+    drop_run,
     due_time,
     finish,
     next_due,
@@ -23,6 +26,7 @@ from jobsync.core.gaps import OVERLAPPED
 from jobsync.core.job_changes import add_request, define, edit, pause, remove, resume
 from jobsync.core.job_state import (
     ActiveRun,
+    Gap,
     JobDefinition,
     JobPause,
     JobState,
@@ -33,6 +37,7 @@ from jobsync.core.job_state import (
 NOON = 1_800_014_400
 """An instant at a whole minute."""
 MINUTE = 60
+_numbers = itertools.count()
 
 
 def job(last: int = NOON, **options: Any) -> JobState:
@@ -56,7 +61,7 @@ def step(
         state,
         now,
         owner=owner,
-        new_id=lambda: f"run-{now}",
+        new_id=lambda: f"run-{next(_numbers)}",
         is_orphan=is_orphan,
         late_reason="late",
         was_on_duty=was_on_duty,
@@ -141,13 +146,50 @@ def test_overlapping_instants_wait_in_order() -> None:
     assert state.gaps == ()
 
 
-def test_only_so_many_instants_wait() -> None:
-    """The rest is skipped, with the reason."""
+@pytest.mark.parametrize("looks", [[200], [50, 200], [101, 102, 200], [*range(2, 201)]])
+def test_only_so_many_instants_wait(looks: list[int]) -> None:
+    """The rest is skipped, with the reason, however often somebody looks meanwhile."""
     state, _ = start(job(overlap="queue"), NOON + MINUTE)
-    state = step(state, NOON + 200 * MINUTE).state
-    assert len(state.queued) == 100
-    (gap,) = state.gaps
-    assert (gap.count, gap.kind) == (99, "skipped")
+    for minutes in looks:
+        state = step(state, NOON + minutes * MINUTE).state
+        assert state.last == NOON + minutes * MINUTE
+    assert state.queued == tuple(NOON + number * MINUTE for number in range(2, 102))
+    assert sum(gap.count for gap in state.gaps) == state.statistics.skipped == 99
+    assert {(gap.kind, gap.reason) for gap in state.gaps} == {
+        ("skipped", "100 runs were waiting already")
+    }
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 1002])
+def test_a_gap_is_counted_up_to_a_thousand(count: int) -> None:
+    """Exactly, or it says that there are more; its ends are exact."""
+    after, run = start(job(), NOON + (count + 1) * MINUTE)
+    assert run.instant == NOON + (count + 1) * MINUTE
+    (gap,) = after.gaps
+    assert (gap.first, gap.last) == (NOON + MINUTE, NOON + count * MINUTE)
+    assert (gap.count, gap.is_counted) == (min(count, 1000), count <= 1000)
+    assert after.statistics.missed == gap.count
+
+
+def test_the_durations_are_those_of_the_latest_runs() -> None:
+    """Fifty of them, the newest last; a lost run has none."""
+    state = job()
+    for number in range(1, 61):
+        state, run = start(state, NOON + number * MINUTE)
+        ended = finish("job", state, run, "success", NOON + number * MINUTE + number / 4)
+        assert ended is not None
+        state = ended
+        assert state.statistics.durations == tuple(n / 4 for n in range(1, number + 1))[-50:]
+    state, run = start(state, NOON + 61 * MINUTE)
+    lost = step(
+        msgspec.structs.replace(
+            state, running=(msgspec.structs.replace(run, resumed=MAX_RESUMES),)
+        ),
+        NOON + 61 * MINUTE + 5,
+        is_orphan=bool,
+    )
+    assert lost.state.statistics.durations == tuple(n / 4 for n in range(11, 61))
+    assert lost.state.statistics.runs == 61
 
 
 def test_overlapping_instants_may_run_beside_each_other() -> None:
@@ -291,9 +333,12 @@ def test_the_newest_process_defines_a_job() -> None:
     other = JobDefinition(schedule="@hourly")
     assert define(state, state.definition, "worker-2", 2, NOON) is None
     assert define(state, other, "worker-9", 0, NOON) is None
-    defined = define(state, other, "worker-0", 2, NOON)
-    assert defined is not None
-    assert (defined.pause, defined.defined_by, defined.generation) == (None, "worker-0", 2)
+    # Processes of one generation start at once: the last one's definition holds.
+    for generation in (1, 2):
+        defined = define(state, other, "worker-0", generation, NOON)
+        assert defined is not None
+        assert (defined.pause, defined.definition) == (None, other)
+        assert (defined.defined_by, defined.generation) == ("worker-0", generation)
 
 
 def test_a_removed_job_is_added_again_without_its_past() -> None:
@@ -372,49 +417,98 @@ def test_jitter_is_the_same_in_every_process() -> None:
     assert step(soon, due).starts
 
 
-@settings(max_examples=60, deadline=None)
+class JobWalk:
+    """A job to which anything may happen, and what became of its instants."""
+
+    def __init__(self, **options: Any) -> None:
+        self.state = job(**options)
+        self.now = float(NOON)
+        self.fired: list[int] = []
+        self.unknown: list[int] = []
+        """Instants that passed while the job was removed."""
+        self._made = 0
+
+    def move(self, move: str) -> None:
+        """Do one thing; check what must always hold."""
+        before = self.state
+        changed = self._change(move)
+        if changed is None:
+            return
+        self.state = changed
+        assert changed.last >= before.last
+        overlap = before.effective.overlap, changed.effective.overlap
+        assert "allow" in overlap or len(changed.running) <= 1
+        assert len(changed.queued) <= 100
+        assert not (changed.queued and not changed.is_active)
+        assert not (changed.requests and changed.is_removed)
+        if before.is_removed:
+            schedule = find_schedule(before)
+            self.unknown += schedule.between(before.last, changed.last, 10_000)
+
+    def _change(self, move: str) -> JobState | None:
+        state, now = self.state, self.now
+        self._made += 1
+        match move:
+            case "advance" | "advance after a death":
+                result = step(state, now, is_orphan=lambda _: move != "advance", room=2)
+                # A run that is resumed was fired before.
+                new = [run for run in result.starts if not run.resumed and not run.is_manual]
+                self.fired += [run.instant for run in new]
+                return result.state
+            case "edit":
+                return edit(state, {"retries": int(now) % 7}, now)
+            case "define":
+                definition = msgspec.structs.replace(state.definition, retries=self._made)
+                return define(state, definition, "worker-2", state.generation + 1, now)
+            case "define what is there":
+                return define(state, state.definition, "worker-2", state.generation + 1, now)
+            case "finish" if state.running:
+                return finish("job", state, state.running[0], "success", now)
+            case "pause":
+                return pause(state, JobPause(at=now))
+            case "resume":
+                return resume(state, now)
+            case "remove":
+                return remove(state, now)
+            case "request" if not state.is_removed:
+                return add_request(state, RunRequest(id=f"wish-{self._made}", at=now))
+            case _:
+                return None
+
+
+MOVES = (
+    *("advance", "advance after a death", "edit", "define", "define what is there", "finish"),
+    *("pause", "resume", "remove", "request"),
+)
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     overlap=st.sampled_from(["skip", "queue", "allow"]),
     misfire=st.sampled_from(["skip", "last", "all"]),
-    moves=st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aefprx")), max_size=25),
+    moves=st.lists(st.tuples(st.integers(-150, 300), st.sampled_from(MOVES)), max_size=25),
 )
 def test_every_instant_is_decided_once(
     overlap: str, misfire: str, moves: list[tuple[int, str]]
 ) -> None:
-    """Whatever happens in whatever order: fired, waiting, in one gap, or not decided yet."""
-    state, now = job(overlap=overlap, misfire=misfire, max_catch_up=3), float(NOON)
-    fired: list[int] = []
-    for pause_before, move in moves:
-        now += pause_before
-        changed: JobState | None = None
-        if move == "a":
-            result = step(state, now)
-            fired += [run.instant for run in result.starts]
-            changed = result.state
-        elif move == "e":
-            changed = edit(state, {"retries": int(now) % 7}, now)
-        elif move == "f" and state.running:
-            changed = finish("job", state, state.running[0], "success", now)
-        elif move == "p":
-            changed = pause(state, JobPause(at=now))
-        elif move == "r":
-            changed = resume(state, now)
-        elif move == "x":
-            changed = remove(state, now)
-        state = state if changed is None else changed
-        if state.is_removed:
-            # Operators change it no more.
-            break
-        assert overlap == "allow" or len(state.running) <= 1
-    decided = [*fired, *state.queued]
+    """Whatever happens in whatever order: fired, waiting, in one gap, or not decided yet.
+
+    The clock may be set back, and a job may be removed and added again: nothing is fired twice.
+    """
+    walk = JobWalk(overlap=overlap, misfire=misfire, max_catch_up=3)
+    for seconds, move in moves:
+        walk.now += seconds
+        walk.move(move)
+    state = walk.state
+    decided = [*walk.fired, *state.queued, *walk.unknown]
+    in_gaps = 0
     for gap in state.gaps:
-        decided += find_schedule(state).between(gap.first - 1, gap.last, 10_000)
+        instants = find_schedule(state).between(gap.first - 1, gap.last, 10_000)
+        in_gaps += len(instants)
+        decided += instants
     expected = find_schedule(state).between(NOON, state.last, 10_000)
     assert sorted(decided) == expected
-    assert not (state.queued and (state.pause or state.is_removed))
-    assert state.statistics.missed + state.statistics.skipped == len(decided) - len(
-        [*fired, *state.queued]
-    )
+    assert state.statistics.missed + state.statistics.skipped == in_gaps
 
 
 def list_gaps(state: JobState | None) -> list[tuple[int, int, str]]:
@@ -424,10 +518,12 @@ def list_gaps(state: JobState | None) -> list[tuple[int, int, str]]:
     return [((g.first - NOON) // MINUTE, (g.last - NOON) // MINUTE, g.reason) for g in state.gaps]
 
 
-@pytest.mark.parametrize(("max_catch_up", "most"), [(10, 100), (1000, 1000)])
-def test_only_so_many_instants_wait_for_room(max_catch_up: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("misfire", "max_catch_up", "most"), [("all", 10, 100), ("all", 1000, 1000), ("all", 101, 101)]
+)
+def test_only_so_many_instants_wait_for_room(misfire: str, max_catch_up: int, most: int) -> None:
     """Found: with `overlap="allow"` the state grew until it could not be written any more."""
-    state = job(schedule="* * * * * *", overlap="allow", misfire="all", max_catch_up=max_catch_up)
+    state = job(schedule="* * * * * *", overlap="allow", misfire=misfire, max_catch_up=max_catch_up)
     for number in range(1, 60):
         state = step(state, NOON + 50 * number, room=number % 2).state
         assert len(state.queued) <= most
@@ -437,10 +533,15 @@ def test_only_so_many_instants_wait_for_room(max_catch_up: int, most: int) -> No
     assert instants == sorted(instants)
 
 
-def test_a_state_with_too_many_waiting_instants_recovers() -> None:
-    """Whatever has written it: the oldest run, the rest is a gap."""
+@pytest.mark.parametrize("misfire", ["last", "skip", "all"])
+def test_a_state_with_too_many_waiting_instants_recovers(misfire: str) -> None:
+    """Whatever has written it: the oldest run, the rest is a gap.
+
+    Only what `misfire="all"` fires at once may be more than usual.
+    """
+    max_catch_up = 50 if misfire == "all" else 300
     state = msgspec.structs.replace(
-        job(NOON + 500 * MINUTE, overlap="queue"),
+        job(NOON + 500 * MINUTE, overlap="queue", misfire=misfire, max_catch_up=max_catch_up),
         queued=tuple(NOON + number * MINUTE for number in range(1, 501)),
     )
     after, run = start(state, NOON + 500 * MINUTE + 1)
@@ -527,3 +628,85 @@ def test_what_a_dead_run_held_up_was_skipped_for_it(is_lost: bool) -> None:
     (gap,) = missed.state.gaps
     assert (gap.count, gap.kind, gap.reason) == (count, "missed", "late")
     assert len(found.starts) == len(missed.starts) == 1
+
+
+def run_of(number: int, owner: str = "gone", **options: Any) -> ActiveRun:
+    """Return a run that was started by another process."""
+    instant = NOON + number * MINUTE
+    return ActiveRun(id=f"r{number}", instant=instant, owner=owner, started_at=instant, **options)
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_runs_of_dead_processes_are_resumed_as_far_as_there_is_room(room: int) -> None:
+    """The oldest first; the others stay as they are, for those who have room."""
+    runs = tuple(run_of(number) for number in range(1, 4))
+    state = msgspec.structs.replace(job(NOON + 3 * MINUTE, overlap="allow"), running=runs)
+    result = step(state, NOON + 3 * MINUTE + 1, is_orphan=bool, room=room)
+    resumed = [msgspec.structs.replace(run, owner="me", resumed=1) for run in runs[:room]]
+    assert result.starts == tuple(resumed)
+    assert result.state.running == (*resumed, *runs[room:])
+    assert result.lost == ()
+
+
+@pytest.mark.parametrize("change", ["finish", "drop"])
+def test_only_its_owner_ends_or_drops_a_run(change: str) -> None:
+    """One of another owner, or one that is not there, changes nothing; others stay."""
+    mine, other, heirs = run_of(1, "me"), run_of(2, "me"), run_of(3, "heir")
+    state = msgspec.structs.replace(job(overlap="allow"), running=(mine, other, heirs))
+
+    def end(run: ActiveRun) -> JobState | None:
+        if change == "drop":
+            return drop_run(state, run)
+        return finish("job", state, run, "success", NOON + 5 * MINUTE)
+
+    assert end(msgspec.structs.replace(heirs, owner="me")) is None
+    assert end(run_of(4, "me")) is None
+    ended = end(mine)
+    assert ended is not None
+    assert ended.running == (other, heirs)
+    assert ended.statistics.runs == (change == "finish")
+
+
+def test_what_is_in_the_history_is_forgotten_and_nothing_else() -> None:
+    """Gaps and lost runs that came meanwhile stay."""
+    state = job(schedule="0 * * * *")
+    gaps: tuple[Gap, ...] = ()
+    for hours in (5, 10):
+        state = step(state, NOON + hours * 3600 + 1).state
+        state = msgspec.structs.replace(state, running=())
+    lost = (run_of(1), run_of(2))
+    state = msgspec.structs.replace(state, lost=lost)
+    first, second = gaps = state.gaps
+    assert drop_noted(state, [], []) == state
+    for noted_gaps, noted_runs in (([first], []), ([], [lost[1]]), ([second], [lost[0]])):
+        left = drop_noted(state, noted_gaps, noted_runs)
+        assert left.gaps == tuple(gap for gap in gaps if gap not in noted_gaps)
+        assert left.lost == tuple(run for run in lost if run not in noted_runs)
+    assert drop_noted(state, gaps, lost) == msgspec.structs.replace(state, gaps=(), lost=())
+
+
+def test_a_run_that_was_asked_for_twice_is_one() -> None:
+    """Before it starts, while it runs, and beside others."""
+    wish, other = (RunRequest(id=name, at=NOON + 0.5, by="ann") for name in ("wish", "other"))
+    asked = add_request(add_request(job(), wish), other)
+    assert asked.requests == (wish, other)
+    assert add_request(add_request(asked, other), wish) == asked
+    started, run = start(asked, NOON + 1)
+    assert (run.id, started.requests) == ("wish", (other,))
+    assert add_request(started, wish) == started
+
+
+def test_a_change_back_to_what_the_code_says_is_no_change() -> None:
+    """Nothing of it stays; the other changes do."""
+    state = edit(job(retries=2), {"retries": 5, "timeout": 9.0}, NOON)
+    assert state is not None
+    assert state.edits == {"retries": 5, "timeout": 9.0}
+    back = edit(state, {"retries": 2}, NOON)
+    assert back is not None
+    assert (back.edits, back.effective.retries) == ({"timeout": 9.0}, 2)
+    assert edit(back, {"retries": 2}, NOON) is None
+    disabled = edit(back, {"enabled": False}, NOON)
+    assert disabled is not None
+    resumed = resume(disabled, NOON)
+    assert resumed is not None
+    assert resumed.edits == {"timeout": 9.0}

@@ -16,8 +16,10 @@ from jobsync.core.assignment import (
     NodeRef,
     Plan,
     count_moved,
+    has_incoming,
     has_nothing,
     holders_of,
+    must_acknowledge,
     owned_by,
     promised_to,
     token_of,
@@ -233,12 +235,62 @@ def test_nothing_ever_has_two_users(picks: list[int]) -> None:
     fleet = start(("a", "b", "c", "d"), 6)
     for choice in picks:
         possible = list(steps(fleet, ((), PINS[:4], PINS)))
-        fleet = possible[choice % len(possible)].after
+        step = possible[choice % len(possible)]
+        if step.what == "the leader decides and writes":
+            check_decision(fleet, step.after.plan)
+        fleet = step.after
         for task, token in TASKS:
             assert len(covering(fleet, task, token)) <= 1
         owned = [owned_by(fleet.plan.assignment, peer.node.incarnation) for peer in fleet.peers]
         assert all(not left & right for left, right in combinations(owned, 2))
+        check_questions(fleet)
     check_rest(heal(fleet))
+
+
+def check_questions(fleet: Fleet) -> None:
+    """What a node reads from a plan agrees with what it has, may use, and will get."""
+    plan = fleet.plan
+    names = [
+        ["", *(n.incarnation for n in part.nodes)] for part in (plan.assignment, plan.exceptions)
+    ]
+    takers = {names[0][move.taker] for move in plan.assignment.moves}
+    takers |= {names[1][row.taker] for row in plan.exceptions.tasks}
+    for peer in fleet.peers:
+        node = peer.node.incarnation
+        held, view = held_by(plan, node), plan.seen_by(node)
+        assert has_nothing(plan, node) == (not held)
+        assert must_acknowledge(plan, node) == bool(held - view.tokens - view.own)
+        assert has_incoming(plan, node) == (node in takers)
+
+
+def held_by(plan: Plan, incarnation: str) -> set[int | str]:
+    """Return the tokens and tasks that a node has, or has yet to give up."""
+    holders = holders_of(plan.assignment)
+    place = plan.assignment.find(incarnation)
+    tokens = {token for token, holder in enumerate(holders) if place and holder == place}
+    names = [node.incarnation for node in plan.exceptions.nodes]
+    place = names.index(incarnation) + 1 if incarnation in names else 0
+    tasks = {row.task for row in plan.exceptions.tasks if place and row.holder == place}
+    return {*tokens, *tasks}
+
+
+def check_decision(fleet: Fleet, after: Plan) -> None:
+    """A node that leaves, is silent or dead gets nothing, neither now nor later."""
+    before = fleet.plan
+    for peer in fleet.peers:
+        node = peer.node.incarnation
+        if peer.status == "member":
+            continue
+        assert not promised_to(after.assignment, node)
+        assert not has_incoming(after, node)
+        gained = held_by(after, node) - held_by(before, node)
+        # A task that leaves its token stays with the token's holder for now.
+        assert {token_of(unit, 6) if isinstance(unit, str) else unit for unit in gained} <= {
+            *held_by(before, node)
+        }
+        if peer.status == "dead":
+            assert not held_by(after, node)
+            assert has_nothing(after, node)
 
 
 def check_rest(fleet: Fleet) -> None:

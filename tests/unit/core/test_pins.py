@@ -1,5 +1,7 @@
 """Patterns match like SQL's LIKE, and pins select nodes of a fleet."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,3 +113,14 @@ def test_where_pins_disagree_the_majority_counts() -> None:
     pins = [pin("t", "prod-01"), pin("u", "test-01"), pin("v", "test-01"), pin("w", "prod-%")]
     assert places(resolve(pins, NAMES).tokens[5]) <= {1, 3}
     assert places(resolve([*pins, pin("x", "prod-%")], NAMES).tokens[5]) == {1}
+
+
+def test_tokens_whose_pins_are_tied_are_spread_over_the_nodes() -> None:
+    """All of them alike, and each always goes to the same one."""
+    for count in (2, 3):
+        names = [*NAMES.values()][:count]
+        pins = [pin(f"t{token}-{name}", name, token=token) for token in range(12) for name in names]
+        found = resolve(pins, NAMES).tokens
+        assert found == resolve(pins[::-1], NAMES).tokens
+        chosen = Counter(place for bits in found.values() for place in places(bits))
+        assert chosen == dict.fromkeys(range(1, count + 1), 12 // count)

@@ -1,12 +1,13 @@
 """Counting the changes of a file."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 from chance import FakeClock
 
-from jobsync.stores.sqlite.file import FileChanges
+from jobsync.stores.sqlite.file import FileChanges, SqliteFile
 
 
 @pytest.fixture
@@ -60,15 +61,52 @@ def test_a_change_counts_again_until_it_is_surely_visible(path: Path, clock: Fak
     assert len(grew) < 8
 
 
-def test_a_new_change_is_counted_again_from_the_start(path: Path, clock: FakeClock) -> None:
-    """The pauses restart."""
+STEP = 1 / 128
+"""Seconds; a number that the clock adds up exactly."""
+
+
+def count_growth(changes: FileChanges, clock: FakeClock) -> list[int]:
+    """Return after how many steps the count grows, for 5 s."""
+    grew, seen = [], changes.count()
+    for step in range(1, 640):
+        clock.mono_seconds += STEP
+        if changes.count() != seen:
+            seen = changes.count()
+            grew.append(step)
+    return grew
+
+
+@pytest.mark.parametrize("is_looked_at", [False, True])
+@pytest.mark.parametrize("steps", [1, 12, 40, 100, 200, 640])
+def test_a_new_change_is_counted_again_from_the_start(
+    path: Path, clock: FakeClock, steps: int, is_looked_at: bool
+) -> None:
+    """The pauses restart, however far they have grown; as after the first change, again and again.
+
+    Whether somebody looks all the time between two changes, or not at all.
+    """
     changes = FileChanges(str(path), clock)
     path.write_bytes(b"12")
-    changes.count()
-    clock.mono_seconds += 0.09
-    path.write_bytes(b"123")
-    seen = changes.count()
-    clock.mono_seconds += 0.05
-    assert changes.count() == seen
-    clock.mono_seconds += 0.06
-    assert changes.count() == seen + 1
+    first = count_growth(changes, clock)
+    assert first == [13, 39, 91, 194, 399]
+    for length in range(4, 10, 2):
+        path.write_bytes(b"1" * length)
+        changes.count()
+        for _ in range(steps):
+            clock.mono_seconds += STEP
+            if is_looked_at:
+                changes.count()
+        path.write_bytes(b"1" * (length + 1))
+        assert count_growth(changes, clock) == first
+
+
+async def test_a_wait_ends_when_it_is_woken_even_if_the_file_looks_the_same(
+    path: Path, clock: FakeClock
+) -> None:
+    """Two changes within a tick of the kernel have the same time."""
+    file = SqliteFile(path, clock, 5.0)
+    waiting = asyncio.create_task(file.wait(file.wakeups, "n/", 3600))
+    await asyncio.sleep(0)
+    file.wakeups.notifier.wake(["n/"])
+    async with asyncio.timeout(30):
+        await waiting

@@ -156,6 +156,23 @@ def test_a_stream_name_that_is_too_long_is_refused() -> None:
         ObjectNames("p" * MAX_PREFIX).check_stream(longest)
 
 
+@pytest.mark.parametrize("prefix", [0, 1, 285, 286, 287, 288, 289, 295, MAX_PREFIX])
+def test_the_longest_stream_name_leaves_exactly_enough_room(prefix: int) -> None:
+    """It has 700 bytes, or its batches have names of 1,024; one byte more is refused."""
+    names = ObjectNames("p" * prefix)
+
+    def is_accepted(length: int) -> bool:
+        try:
+            names.check_stream(("k" * 99 + "/") * (length // 100) + "k" * (length % 100))
+        except Invalid:
+            return False
+        return True
+
+    lengths = [length for length in range(600, 750) if length % 100 and is_accepted(length)]
+    room = 1024 - len(f"{names.folder_of_stream('')}{BatchName('0' * 26, 10_000)}")
+    assert max(lengths) == min(MAX_KEY - 1, room)
+
+
 def test_foreign_objects_are_recognised_by_their_names() -> None:
     """Jobsync's objects have the last segment of a key or a batch's name."""
     assert is_segment("ann-1")

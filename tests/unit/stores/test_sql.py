@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from jobsync.stores.sql import fill_in, load_sql
+from jobsync.stores.sql import as_array, escape_copy, fill_in, load_sql, quote_name
 
 TEXT = """
 -- Statements on records.
@@ -53,3 +56,55 @@ def test_a_name_is_used_once(tmp_path: Path) -> None:
     """Two blocks of one name are an error."""
     with pytest.raises(ValueError, match="two blocks with the name 'read'"):
         load(tmp_path, "-- name: read\nSELECT 1;\n-- fragment: read\nx\n")
+
+
+def read_copy(data: str) -> list[list[str]]:
+    """Read rows of COPY as the server does: the text format has these escapes, and no others."""
+    codes = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\"}
+    rows: list[list[str]] = [[""]]
+    characters = iter(data)
+    for character in characters:
+        match character:
+            case "\t":
+                rows[-1].append("")
+            case "\n":
+                rows.append([""])
+            case "\r":
+                raise AssertionError("a carriage return is taken for the end of a row")
+            case "\\":
+                rows[-1][-1] += codes[next(characters)]
+            case _:
+                rows[-1][-1] += character
+    assert rows.pop() == [""]
+    return rows
+
+
+texts = st.text(
+    st.sampled_from("aé😀 \\\t\n\r\v\f\b\x7f\x85\u2028'\"{}.N")
+    | st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+)
+
+
+@given(st.lists(st.lists(texts, min_size=1, max_size=4), max_size=4))
+@example([["\r\n"], ["\\."], ["\\N"]])
+def test_rows_that_are_copied_are_read_back(rows: list[list[str]]) -> None:
+    """Whatever is in a text, no field ends early, and no row."""
+    data = "".join("\t".join(map(escape_copy, row)) + "\n" for row in rows)
+    assert read_copy(data) == rows
+
+
+@given(st.lists(texts.filter(lambda text: text.isprintable()) | st.none()))
+def test_an_array_is_json_in_other_brackets(items: list[str | None]) -> None:
+    """That is how the server reads it; NULL has no quotes."""
+    text = as_array(items)
+    assert (text[0], text[-1]) == ("{", "}")
+    assert msgspec.json.decode(f"[{text[1:-1]}]") == items
+
+
+@pytest.mark.parametrize("name", ["plain", "Upper", 'a"b', '"', "50%", "{schema}", "two words"])
+def test_a_quoted_name_is_one_identifier(name: str) -> None:
+    """A quote within it is doubled."""
+    quoted = quote_name(name)
+    assert (quoted[0], quoted[-1]) == ('"', '"')
+    assert quoted[1:-1].replace('""', "") == name.replace('"', "")
+    assert quoted[1:-1].count('"') == 2 * name.count('"')

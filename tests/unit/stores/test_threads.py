@@ -195,5 +195,31 @@ async def test_a_failed_thread_start_raises_and_can_recover(
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
             await pool.run(int, "1")
+    assert pool._pending == set()
     assert await pool.run(int, "2") == 2
+    # The call that was never made does not count as one that occupies a thread.
+    assert await pool.run(int, "3") == 3
+    assert len(pool._threads) == 1
     pool.shutdown()
+
+
+async def test_without_more_threads_the_existing_ones_do_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All calls are made, one after the other; a thread more is started once the system has one."""
+    pool = ThreadPool("test-scarce", 3)
+    assert await pool.run(int, "1") == 1
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert await gather_results([pool.run(int, str(n)) for n in range(20)]) == [*range(20)]
+        assert len(pool._threads) == 1
+    barrier = threading.Barrier(3)
+    async with asyncio.timeout(30):
+        await gather_results([pool.run(barrier.wait) for _ in range(3)])
+    assert len(pool._threads) == 3
+    pool.shutdown()
+    pool.join()

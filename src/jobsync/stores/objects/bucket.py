@@ -243,8 +243,12 @@ class Bucket:
 
     def _delete_unchanged(self, targets: Sequence[tuple[str, str]]) -> "list[FailedRequest | None]":
         names = [name for name, _ in targets]
-        # The client has no conditional delete, but can sign such a request.
-        urls = obstore.sign(self._write_client, "DELETE", names, _SIGNATURE_LIFETIME)
+        try:
+            # The client has no conditional delete, but can sign such a request.
+            urls = obstore.sign(self._write_client, "DELETE", names, _SIGNATURE_LIFETIME)
+        except _CLIENT_ERRORS as error:
+            # It has no credentials now.
+            return [FailedRequest.from_error(error)] * len(targets)
         origin = urlsplit(urls[0])
         connect = HTTPSConnection if origin.scheme == "https" else HTTPConnection
         with closing(connect(origin.netloc, timeout=_TIMEOUT_SECONDS)) as connection:

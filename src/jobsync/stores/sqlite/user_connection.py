@@ -70,14 +70,19 @@ class SqliteConnection:
         name = f"block_{self._depth}"
         self._inner.execute(f"SAVEPOINT {name}" if self._depth else "BEGIN IMMEDIATE")
         self._depth += 1
+        is_outermost = self._depth == 1
         try:
-            yield
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            # Within the other `try`: a COMMIT that fails leaves the transaction open.
+            self._inner.execute("COMMIT" if is_outermost else f"RELEASE {name}")
         except BaseException:
-            self._depth -= 1
-            self._inner.execute(f"ROLLBACK TO {name}" if self._depth else "ROLLBACK")
+            # Some errors have ended it already. The caller must get the first error, not another.
+            if self._inner.in_transaction:
+                self._inner.execute("ROLLBACK" if is_outermost else f"ROLLBACK TO {name}")
             raise
-        self._depth -= 1
-        self._inner.execute(f"RELEASE {name}" if self._depth else "COMMIT")
 
     def close(self) -> None:
         """Close both files."""

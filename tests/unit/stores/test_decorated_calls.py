@@ -1,0 +1,221 @@
+"""Every call of every store has the contract's arguments, and decorators pass all of them on."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import (
+    Applied,
+    Components,
+    Conflicted,
+    Events,
+    Put,
+    Record,
+    Store,
+    Unavailable,
+    Unknown,
+)
+from jobsync.stores.contract import Delete
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
+from jobsync.stores.metered import Meter, MeteredStore
+from jobsync.stores.objects.store import ObjectsStore
+from jobsync.stores.postgres.store import PostgresStore
+from jobsync.stores.settling import SettlingStore
+from jobsync.stores.sqlite.store import SqliteStore
+
+SHORTHANDS = {"get", "create", "put", "delete"}
+CALLS = [
+    name
+    for name, member in vars(Store).items()
+    if inspect.iscoroutinefunction(member) and not name.startswith("_") and name not in SHORTHANDS
+]
+UNCOUNTED = {"wait", "now", "close"}
+
+RECORD = Record("n/a", 1, "A" * 12, 1, 0, 1, "A" * 12)
+BATCH = "1794731956371-ca547d85fb8b"
+VALUES: dict[str, Any] = {
+    "keys": ["n/a", "n/b"],
+    "tombstones": True,
+    "changes": [Put("n/a", 1, nonce="B" * 12), Put("n/b", 1, nonce="C" * 12)],
+    "prefix": "n/",
+    "after": "n/b",
+    "until": "n/c",
+    "limit": 7,
+    "where": {"n": 1},
+    "stream": "h",
+    "entries": [1, 2],
+    "batch": BATCH,
+    "older_than": 7.5,
+    "topic": "n/",
+    "timeout": 0.5,
+    "record": RECORD,
+}
+"""A value for each argument; none is a default."""
+
+
+def list_arguments(call: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a call, as the contract has them."""
+    parameters = dict(inspect.signature(getattr(Store, call)).parameters)
+    del parameters["self"]
+    return parameters
+
+
+class WitnessStore(MemoryStore):
+    """Records the arguments of each call, and returns a fixed answer, or fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.answer: Any = object()
+        self.failure: BaseException | None = None
+
+
+def _record_call(call: str) -> Callable[..., Any]:
+    signature = inspect.signature(getattr(Store, call))
+
+    async def record(store: WitnessStore, *arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(store, *arguments, **named)
+        bound.apply_defaults()
+        passed = dict(bound.arguments)
+        del passed["self"]
+        store.calls.append((call, passed))
+        if store.failure is not None:
+            raise store.failure
+        return store.answer
+
+    return record
+
+
+for _call in CALLS:
+    setattr(WitnessStore, _call, _record_call(_call))
+
+
+def components() -> Components:
+    """Return components with a fake clock."""
+    return Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+
+
+DECORATORS: dict[str, Callable[[Store], Store]] = {
+    "plain": StoreDecorator,
+    "metered": lambda inner: MeteredStore(inner, Meter(), FakeClock()),
+    "settling": lambda inner: SettlingStore(inner, components()),
+}
+
+
+@pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_decorator_passes_on_all_arguments_and_the_answer(
+    call: str, decorate: Callable[[Store], Store]
+) -> None:
+    """None is dropped, replaced by a default, or confused with another."""
+    inner = WitnessStore()
+    if call == "write":
+        inner.answer = [Applied(RECORD), Applied(RECORD)]
+    arguments = {name: VALUES[name] for name in list_arguments(call)}
+    answer = await getattr(decorate(inner), call)(**arguments)
+    returns_nothing = call in {"append", "drop", "wait", "close"}
+    assert returns_nothing or answer is inner.answer
+    assert inner.calls == [(call, arguments)]
+
+
+def list_stores() -> list[type[Store]]:
+    """Return all stores of the library that are imported here, and all decorators."""
+    found: list[type[Store]] = [MemoryStore, SqliteStore, PostgresStore, ObjectsStore]
+    decorators: list[type[Store]] = [StoreDecorator, *StoreDecorator.__subclasses__()]
+    return [*found, *(kind for kind in decorators if kind.__module__.startswith("jobsync."))]
+
+
+@pytest.mark.parametrize("call", [*CALLS, *sorted(SHORTHANDS)])
+def test_every_store_has_the_arguments_and_the_defaults_of_the_contract(call: str) -> None:
+    """A caller need not know which store it has."""
+    wanted = [(p.name, p.kind, p.default) for p in list_arguments(call).values()]
+    for kind in list_stores():
+        _, *parameters = inspect.signature(getattr(kind, call)).parameters.values()
+        assert [(p.name, p.kind, p.default) for p in parameters] == wanted, kind
+
+
+@pytest.mark.parametrize(
+    ("call", "passed"),
+    [
+        (lambda s: s.get("n/a"), ("get_many", {"keys": ["n/a"], "tombstones": False})),
+        (
+            lambda s: s.get("n/a", tombstones=True),
+            ("get_many", {"keys": ["n/a"], "tombstones": True}),
+        ),
+        (lambda s: s.create("n/a", 5), ("write", {"changes": [Put("n/a", 5, None, 0, 1)]})),
+        (
+            lambda s: s.create("n/a", 5, epoch=3, format=2),
+            ("write", {"changes": [Put("n/a", 5, None, 3, 2)]}),
+        ),
+        (lambda s: s.put(RECORD, 5), ("write", {"changes": [Put("n/a", 5, RECORD, None, 1)]})),
+        (
+            lambda s: s.put(RECORD, 5, epoch=3, format=2),
+            ("write", {"changes": [Put("n/a", 5, RECORD, 3, 2)]}),
+        ),
+        (lambda s: s.delete(RECORD), ("write", {"changes": [Delete(RECORD, None, 1)]})),
+        (
+            lambda s: s.delete(RECORD, epoch=3, format=2),
+            ("write", {"changes": [Delete(RECORD, 3, 2)]}),
+        ),
+    ],
+)
+async def test_the_shorthands_make_one_call(
+    call: Callable[[Store], Any], passed: tuple[str, dict[str, Any]]
+) -> None:
+    """With all that was said, and the contract's defaults for the rest."""
+    inner = WitnessStore()
+    inner.answer = [RECORD] if passed[0] == "get_many" else [Applied(RECORD)]
+    assert await call(inner) is RECORD
+    assert inner.calls == [passed]
+
+
+SENT = {"get_many": 2, "write": 2, "append": 2, "drop": 2, "age": 1}
+"""How many items a call sends; those that list send none."""
+
+
+@pytest.mark.parametrize(
+    "failure", [Unavailable("store", "gone"), asyncio.CancelledError()], ids=["error", "cancelled"]
+)
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in UNCOUNTED])
+async def test_a_call_that_fails_is_counted_once(call: str, failure: BaseException) -> None:
+    """As an error, with what it sent, whether it was refused or its caller left; twice if twice."""
+    inner, meter = WitnessStore(), Meter()
+    inner.failure = failure
+    store = MeteredStore(inner, meter, FakeClock())
+    for times in (1, 2):
+        with pytest.raises(type(failure)):
+            await getattr(store, call)(**{name: VALUES[name] for name in list_arguments(call)})
+        (counted,) = meter.stats.values()
+        assert (counted.calls, counted.errors) == (times, times)
+        assert counted.items == times * SENT.get(call, 0)
+
+
+@pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
+def test_a_decorated_store_says_the_same_of_itself(decorate: Callable[[Store], Store]) -> None:
+    """Its name, its traits, what it costs, and what is atomic."""
+    inner = WitnessStore()
+    for is_billed, is_atomic in ((False, True), (True, False)):
+        inner.name, inner.traits = f"memory://{is_billed}", {"bare_etags": is_billed}
+        inner.is_billed, inner.is_atomic = is_billed, is_atomic
+        store = decorate(inner)
+        assert (store.name, store.traits) == (inner.name, inner.traits)
+        assert (store.is_billed, store.is_atomic) == (is_billed, is_atomic)
+        assert store.sql is inner.sql
+
+
+async def test_outcomes_are_counted_by_their_kind() -> None:
+    """In each batch, and in all of them together."""
+    inner, meter = WitnessStore(), Meter()
+    store = MeteredStore(inner, meter, FakeClock())
+    for batch in ("acu", "uu", "c", "aaa", ""):
+        kinds = {"a": Applied(RECORD), "c": Conflicted(), "u": Unknown("lost")}
+        inner.answer = [kinds[kind] for kind in batch]
+        await store.write([])
+    stats = meter["write"]
+    assert (stats.calls, stats.items) == (5, 9)
+    assert (stats.conflicts, stats.unknowns, stats.errors) == (2, 3, 0)
