@@ -18,6 +18,7 @@ from jobsync import (
     NotFound,
     Resource,
     Store,
+    Unavailable,
 )
 from jobsync.components import NONCE_LENGTH
 from jobsync.core.attributes import parse
@@ -82,9 +83,19 @@ class Stage:
         self.expired: list[str] = []
         self.errors: list[tuple[str | None, str]] = []
         self.verdicts: dict[str, Any] = {}
+        self.vetoed_by = ""
+        """The record whose callback finds the clock to be wrong."""
+        self.is_vetoed = False
+
+    def get_now(self) -> float:
+        """Return the time, unless it is not known."""
+        if self.is_vetoed:
+            raise Unavailable("the fleet's time", "the clock is wrong")
+        return self.now
 
     def judge(self, record: Document, _: Resource) -> Any:
         """Decide as the test says; delete by default."""
+        self.is_vetoed = self.is_vetoed or record.id == self.vetoed_by
         return self.verdicts.get(record.id, True)
 
     async def sweep(self, batch_size: int = 100) -> SweepCounts:
@@ -95,9 +106,7 @@ class Stage:
             lambda record_id, problem: self.errors.append((record_id, problem)),
         )
         callback = ExpiryCallback(self.judge)
-        sweep = ResourceSweep(
-            self.sessions, callback, lambda: self.now, batch_size, listener, counts
-        )
+        sweep = ResourceSweep(self.sessions, callback, self.get_now, batch_size, listener, counts)
         await sweep.run()
         return counts
 
@@ -554,6 +563,22 @@ async def test_a_callback_decides_about_each_record(hooked: HookedStore) -> None
         assert {record_id for record_id, _ in stage.errors} == {"r2"}
         stage.verdicts = {}
         assert (await stage.sweep(batch_size=1)).deleted == 2
+
+
+async def test_nothing_is_removed_after_the_clock_turned_out_to_be_wrong(
+    hooked: HookedStore,
+) -> None:
+    """Not even what a callback has condemned meanwhile; the next sweep asks again."""
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, CALLBACK)
+        await stage.insert(0, 0, 0)
+        stage.vetoed_by = "r1"
+        with pytest.raises(Unavailable, match="the fleet's time"):
+            await stage.sweep()
+        assert await stage.list_live() == ["r0", "r1", "r2"]
+        assert stage.expired == []
+        stage.vetoed_by, stage.is_vetoed = "", False
+        assert (await stage.sweep()).deleted == 3
 
 
 async def test_one_record_that_cannot_be_read_stops_no_other(
