@@ -171,7 +171,7 @@ def shrink_pages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resource_records, "_HEAD_PAGE", 2)
     patch.setattr(keyspace, "_MAX_RECORDS", 2)
     for function in (scan_pages, head_pages):
-        patch.setitem(function.__kwdefaults__, "size", 2)
+        patch.setattr(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), "size": 2})
     patch.setattr(split_pages, "__defaults__", (2,))
 
 

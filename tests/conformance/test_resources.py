@@ -430,13 +430,14 @@ async def test_a_hook_may_return_an_empty_input(sessions: Resource) -> None:
     """Only None leaves the input as it was."""
     await sessions.insert_many([ANN, BOB])
     nothing = {"user_id": "nobody"}
-    for verb in ("query", "count", "page", "update"):
-        sessions.before(verb, lambda _: None)  # type: ignore[call-overload]
+    verbs: list[Verb] = ["query", "count", "page", "update"]
+    for verb in verbs:
+        sessions.before(verb, lambda _: None)
     assert await sessions.query(nothing) == (await sessions.page(nothing)).items == []
     assert await sessions.count(nothing) == 0
     assert (await sessions.update("bob", nothing)).user_id == "nobody"
-    for verb in ("query", "count", "page", "update"):
-        sessions.before(verb, lambda _: {})  # type: ignore[call-overload]
+    for verb in verbs:
+        sessions.before(verb, lambda _: {})
     assert len(await sessions.query(nothing)) == len((await sessions.page(nothing)).items) == 2
     assert await sessions.count(nothing) == 2
     assert (await sessions.update("ann", nothing)).user_id == "u1"

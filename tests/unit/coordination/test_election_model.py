@@ -227,9 +227,9 @@ class Stage:
                 f"{worker.name} waits in {epoch}", MOST + 2 * TIMING.timeout, is_so=is_older
             )
             record = await self.store.get(f"{REQUESTS}{ROLE}")
-            is_wanted = record is not None and owner is not None and worker_of(owner) != worker.name
-            wish = None if record is None else record.value
-            is_wanted = is_wanted and (wish["epoch"], wish["desired"]) == (epoch, worker.name)
+            wish = {} if record is None else record.value
+            is_wanted = (wish.get("epoch"), wish.get("desired")) == (epoch, worker.name)
+            is_wanted = is_wanted and owner is not None and worker_of(owner) != worker.name
             is_wanted = is_wanted and self.clock.wall_seconds - self._find_start(epoch) >= LEAST
             # Without notifications a leader reads requests every other timeout.
             reading = 2 * TIMING.timeout if self.store.is_billed else 0.0
