@@ -23,7 +23,8 @@ from jobsync import (
     Resource,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, Put, Unknown
+from jobsync.database.read_cache import ReadGuard
+from jobsync.stores.contract import LATEST_ARRIVAL, Change, Outcome, Put, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -332,3 +333,23 @@ async def test_a_write_that_arrives_late_is_seen(verb: str, end: str) -> None:
     lanes = [[("upsert", "a"), (end, "a"), *[(verb, "a")] * 12]]
     for turn in range(6):
         await run_story(lanes, [(0, 0)] * turn + [(5, 0)] + [(1, 0)] * 40, ["applied", "late"])
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({f"{PREFIX}a"}), frozenset({f"{PREFIX}b"})])
+def test_answers_are_kept_again_when_the_last_late_write_cannot_arrive_any_more(
+    keys: frozenset[str] | None,
+) -> None:
+    """Each write that may arrive late counts from its own end; other records are not in doubt."""
+    clock = FakeClock()
+    guard = ReadGuard(clock)
+    ends: list[float] = []
+    is_about_it = keys is None or f"{PREFIX}a" in keys
+    for pause in (0.0, 1.0, LATEST_ARRIVAL - 1.0, LATEST_ARRIVAL, 5.0):
+        clock.mono_seconds += pause
+        guard.expect_late([f"{PREFIX}a"])
+        ends.append(clock.mono_seconds + LATEST_ARRIVAL)
+        for moment in (clock.mono_seconds, *ends, *(end - 0.5 for end in ends)):
+            was, clock.mono_seconds = clock.mono_seconds, moment
+            with guard.read(PREFIX, keys) as read:
+                assert read.is_outdated == (is_about_it and moment < ends[-1])
+            clock.mono_seconds = was

@@ -190,6 +190,24 @@ async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
     assert ended.is_set()
 
 
+async def test_what_is_watched_for_one_purpose_is_not_lost_by_another() -> None:
+    """Each purpose replaces its own sessions, and only those."""
+    async with await Membership.join("memory://", **QUICK) as membership:
+        watched: dict[str, set[str]] = {}
+        for purpose, names in (
+            ("a", "xy"),
+            ("b", "yz"),
+            ("a", "x"),
+            ("c", ""),
+            ("b", ""),
+            ("a", ""),
+        ):
+            watched[purpose] = set(names)
+            membership.watch(purpose, names)
+            assert {each: set(membership.watched(each)) for each in watched} == watched
+            assert membership._member.watched == frozenset().union(*watched.values())
+
+
 async def test_a_membership_coordinates_a_work_once() -> None:
     """A second candidacy for the same work is refused."""
     async with await Membership.join("memory://", **QUICK) as membership:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -164,6 +165,21 @@ async def test_every_session_publishes_all_from_its_first_record_on() -> None:
         first = read_session_record(fresh)
         assert (first.beat, first.works) == (0, told.works)
         assert (first.facts["number"], first.facts["host"]) == (number, "web-1")
+
+
+async def test_an_open_that_failed_is_repeated_under_another_name() -> None:
+    """However often: a record that lands late belongs to nobody, and dies."""
+    stage = HeartStage()
+    session = stage.heartbeats.session
+    names: list[str] = []
+    for is_away in (True, True, False):
+        stage.bucket.is_away = is_away
+        with suppress(Unavailable):
+            await session.open()
+        names.append(session.incarnation)
+        assert session.trusted == (not is_away)
+    assert len(set(names)) == 3
+    assert [head.key for head in await stage.bucket.heads(SESSIONS)] == [f"{SESSIONS}{names[-1]}"]
 
 
 async def test_a_forked_child_trusts_nothing_by_any_question(

@@ -1,21 +1,24 @@
-"""Requests to hand over: which of two is stored, and when a holder hands over."""
+"""Requests to hand over: which of two is stored, and when; and who waits for whom."""
 
 import itertools
 import math
 from typing import Any, cast
 
+import msgspec
 import pytest
 from chance import FakeClock
 
 from jobsync import CoordinatorSettings
-from jobsync.coordination.role import HeldTerm
+from jobsync.coordination.role import HeldTerm, Role
 from jobsync.coordination.succession import (
     REQUESTS,
     HandoverRequest,
     Mandate,
+    Precedence,
     read_request,
     request_handover,
 )
+from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.stores.memory import MemoryStore
 
@@ -109,3 +112,35 @@ async def test_a_request_is_met_soon_after_it_can_be() -> None:
         earliest = max(LEAST, requested_at, there_at)
         assert earliest <= age <= earliest + TIMING.timeout
     assert await hold(clock, 1, math.inf, 0.0) == math.inf
+
+
+async def test_whoever_waits_for_another_candidate_checks_when_the_wait_is_over() -> None:
+    """In each of several terms, after a release to a successor, a release, and a death."""
+    clock = FakeClock()
+    precedence = Precedence(clock, TIMING)
+    fellows = ["worker-1.a", "worker-2.a"]
+    held = Role(epoch=1, owner="worker-0.a", since=0.0, until=0.0, timeout=TIMING.timeout)
+    for epoch in range(1, 7):
+        role = msgspec.structs.replace(held, epoch=epoch)
+        if epoch % 3:
+            successor = "worker-1.a" if epoch % 3 == 1 else None
+            role = role.without_owner("stopped", clock.wall_seconds, successor)
+        precedence.update(f"version {epoch}", epoch)
+        began, told = clock.mono(), list[Mono]()
+        answers: list[tuple[bool, bool]] = []
+        for _ in range(50):
+            is_reserved = precedence.is_reserved(role, "worker-2.a")
+            defers = not is_reserved and precedence.should_defer(role, "worker-2.a", fellows)
+            answer = (is_reserved, defers)
+            if answers and answer != answers[-1]:
+                # Nothing was read: only the time has passed.
+                assert clock.mono() in told
+            answers.append(answer)
+            told += precedence.list_ends(role)
+            clock.mono_seconds += TIMING.heartbeat / 20
+            clock.wall_seconds += TIMING.heartbeat / 20
+        assert True in answers[0]
+        assert answers[-1] == (False, False)
+        # An interval for the successor, and one for the oldest.
+        assert max(told) - began <= TIMING.heartbeat * (1 if role.successor is None else 2)
+        assert not precedence.is_reserved(role, "worker-1.a")
