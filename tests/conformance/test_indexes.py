@@ -343,17 +343,25 @@ async def test_no_record_is_written_if_the_outcome_of_its_entry_is_unknown(
     store: Store, components: Components
 ) -> None:
     """It may be sent again: the record was certainly not written."""
+    unknown: list[int] = []
 
     class UnknownStore(SeparateStore):
         async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-            return [Unknown("lost") for _ in changes]
+            outcomes = await super().write(changes)
+            return [Unknown("lost") if i in unknown else o for i, o in enumerate(outcomes)]
 
     things = Things(SeparateStore(store), components)
-    with pytest.raises(Unavailable, match=r"index/things/by_rank\.1/"):
-        await things.write(Put(DATA + "a", {"id": "a", "rank": "1"}), store=UnknownStore(store))
-    assert await store.get(DATA + "a") is None
-    await things.put("a", "1")
-    assert await things.find("1") == ["a"]
+    names = ["a", "b", "c"]
+    # Whichever of them it is, and whatever became of the others.
+    for lost in ([0], [1], [2], [0, 2], [0, 1, 2]):
+        unknown[:] = lost
+        changes = [Put(DATA + name, {"id": name, "rank": "1"}) for name in names]
+        with pytest.raises(Unavailable, match=r"index/things/by_rank\.1/"):
+            await things.write(*changes, store=UnknownStore(store))
+        assert await store.get_many([DATA + name for name in names]) == [None] * 3
+    for name in names:
+        await things.put(name, "1")
+    assert await things.find("1") == names
 
 
 async def test_no_record_is_written_long_after_its_entry(

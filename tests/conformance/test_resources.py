@@ -74,11 +74,12 @@ async def test_an_inserted_record_is_read_back(sessions: Resource) -> None:
 
 
 async def test_a_missing_id_is_generated_even_where_required(database: Database) -> None:
-    """Each record without an id gets a UUID that sorts by time."""
+    """Each record without an id, or with None, gets a UUID that sorts by time."""
     tasks = await database.create_resource("tasks", {"id": "uuid|required", "n": "number"})
-    inserted = [await tasks.insert({"n": n}) for n in range(3)]
-    inserted += await tasks.insert_many([{"n": n} for n in range(3, 6)])
-    assert len({task.id for task in inserted}) == 6
+    inserted = [await tasks.insert({"n": 0}), await tasks.insert({"id": None, "n": 1})]
+    inserted += [await tasks.upsert({"n": 2}), await tasks.upsert({"id": None, "n": 2})]
+    inserted += await tasks.insert_many([{"n": 3}, {"n": 4}, {"id": None, "n": 5}])
+    assert len({task.id for task in inserted}) == 7
     batch = [task.n for task in await tasks.list() if task.n >= 3]
     assert batch == [3, 4, 5]
 
@@ -361,6 +362,11 @@ async def test_an_invalid_page_is_refused(sessions: Resource) -> None:
             await sessions.page(size=size)  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"after must be an id \(got 5\)"):
         await sessions.page(after=5)  # type: ignore[arg-type]
+    await sessions.insert_many([ANN, BOB])
+    for size in (1, 2, 3, 100_000):
+        page = await sessions.page(size=size)
+        assert [d.id for d in page.items] == ["ann", "bob"][:size]
+        assert page.next == ([None, "ann", "bob"][size] if size <= 2 else None)
 
 
 async def test_an_unreadable_record_is_set_aside(
@@ -418,6 +424,23 @@ async def test_hooks_run_around_every_verb(sessions: Resource) -> None:
         sessions.before("inser", print)  # type: ignore[call-overload]
     with pytest.raises(Invalid, match=r"before_insert must be callable \(got None\)"):
         sessions.add_hooks({"before_insert": None})
+
+
+async def test_a_hook_may_return_an_empty_input(sessions: Resource) -> None:
+    """Only None leaves the input as it was."""
+    await sessions.insert_many([ANN, BOB])
+    nothing = {"user_id": "nobody"}
+    verbs: list[Verb] = ["query", "count", "page", "update"]
+    for verb in verbs:
+        sessions.before(verb, lambda _: None)
+    assert await sessions.query(nothing) == (await sessions.page(nothing)).items == []
+    assert await sessions.count(nothing) == 0
+    assert (await sessions.update("bob", nothing)).user_id == "nobody"
+    for verb in verbs:
+        sessions.before(verb, lambda _: {})
+    assert len(await sessions.query(nothing)) == len((await sessions.page(nothing)).items) == 2
+    assert await sessions.count(nothing) == 2
+    assert (await sessions.update("ann", nothing)).user_id == "u1"
 
 
 REFUSALS: list[tuple[Verb, str, Callable[[Resource], Awaitable[Any]]]] = [

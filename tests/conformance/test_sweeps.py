@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -18,13 +19,14 @@ from jobsync import (
     NotFound,
     Resource,
     Store,
+    Unavailable,
 )
 from jobsync.components import NONCE_LENGTH
 from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill
 from jobsync.database.archive import ARCHIVING
-from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome, Put, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.ttl.callback import ExpiryCallback
@@ -54,6 +56,8 @@ class HookedStore(StoreDecorator):
         self.before_write: Callable[[], Awaitable[object]] | None = None
         self.left: int | None = None
         """How many changes are applied before the crash; None for no crash."""
+        self.unknown_at: int | None = None
+        """How many writes are answered before one whose outcome is not told."""
         self.replies = True
         """Whether the reply to the last change arrives before the crash."""
 
@@ -62,6 +66,13 @@ class HookedStore(StoreDecorator):
         if (hook := self.before_write) is not None:
             self.before_write = None
             await hook()
+        if self.unknown_at is not None:
+            self.unknown_at -= 1
+            if self.unknown_at < 0:
+                self.unknown_at = None
+                if not self.replies:
+                    await self.inner.write(changes)
+                return [Unknown("no reply") for _ in changes]
         if self.left is None:
             return await self.inner.write(changes)
         left, self.left = self.left, max(0, self.left - len(changes))
@@ -82,9 +93,19 @@ class Stage:
         self.expired: list[str] = []
         self.errors: list[tuple[str | None, str]] = []
         self.verdicts: dict[str, Any] = {}
+        self.vetoed_by = ""
+        """The record whose callback finds the clock to be wrong."""
+        self.is_vetoed = False
+
+    def get_now(self) -> float:
+        """Return the time, unless it is not known."""
+        if self.is_vetoed:
+            raise Unavailable("the fleet's time", "the clock is wrong")
+        return self.now
 
     def judge(self, record: Document, _: Resource) -> Any:
         """Decide as the test says; delete by default."""
+        self.is_vetoed = self.is_vetoed or record.id == self.vetoed_by
         return self.verdicts.get(record.id, True)
 
     async def sweep(self, batch_size: int = 100) -> SweepCounts:
@@ -95,9 +116,7 @@ class Stage:
             lambda record_id, problem: self.errors.append((record_id, problem)),
         )
         callback = ExpiryCallback(self.judge)
-        sweep = ResourceSweep(
-            self.sessions, callback, lambda: self.now, batch_size, listener, counts
-        )
+        sweep = ResourceSweep(self.sessions, callback, self.get_now, batch_size, listener, counts)
         await sweep.run()
         return counts
 
@@ -485,6 +504,41 @@ async def test_a_stranger_that_takes_the_id_during_the_move_costs_nothing(
         assert await stage.list_archived() == ["r0", "stranger"]
 
 
+@pytest.mark.parametrize("is_applied", [False, True], ids=["lost request", "lost reply"])
+async def test_a_move_with_an_unknown_write_is_reported_and_completed_later(
+    hooked: HookedStore, *, is_applied: bool
+) -> None:
+    """Whichever write it is, also of those that choose another id for the copy."""
+    async with Database(connection=hooked) as database:
+        for number in range(5):
+            stage = await open_stage(database, KEEP_ID, f"sessions{number}")
+            await stage.insert(0)
+            archive = await database.create_resource("old")
+            # The mark, the copy under an id that is taken by then, another mark, the copy, the end.
+            hooked.before_write = partial(_take_after_mark, hooked, archive)
+            hooked.unknown_at, hooked.replies = number, not is_applied
+            counts = await stage.sweep()
+            assert (counts.archived, counts.errors, len(stage.errors)) == (0, 1, 1)
+            hooked.before_write, hooked.replies = None, True
+            await stage.sweep()
+            assert await stage.sessions.list_ids() == []
+            copies = await archive.query({"archived_from": f"sessions{number}"})
+            assert [copy.original_id for copy in copies] == ["r0"]
+            await archive.delete_all()
+            await database.tidy()
+            await hooked.inner.drop(["data/old/r0"])
+
+
+async def _take_after_mark(hooked: HookedStore, archive: Resource) -> None:
+    """Let somebody use the id in the archive once the record is marked."""
+
+    async def take() -> None:
+        key = archive.records.keyspace.key("r0")
+        await hooked.inner.write([Put(key, {"id": "r0", "by": "a stranger"})])
+
+    hooked.before_write = take
+
+
 async def test_what_the_archive_refuses_stays_and_stops_no_other(hooked: HookedStore) -> None:
     """It is checked before the record is marked."""
     async with Database(connection=hooked) as database:
@@ -554,6 +608,22 @@ async def test_a_callback_decides_about_each_record(hooked: HookedStore) -> None
         assert {record_id for record_id, _ in stage.errors} == {"r2"}
         stage.verdicts = {}
         assert (await stage.sweep(batch_size=1)).deleted == 2
+
+
+async def test_nothing_is_removed_after_the_clock_turned_out_to_be_wrong(
+    hooked: HookedStore,
+) -> None:
+    """Not even what a callback has condemned meanwhile; the next sweep asks again."""
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, CALLBACK)
+        await stage.insert(0, 0, 0)
+        stage.vetoed_by = "r1"
+        with pytest.raises(Unavailable, match="the fleet's time"):
+            await stage.sweep()
+        assert await stage.list_live() == ["r0", "r1", "r2"]
+        assert stage.expired == []
+        stage.vetoed_by, stage.is_vetoed = "", False
+        assert (await stage.sweep()).deleted == 3
 
 
 async def test_one_record_that_cannot_be_read_stops_no_other(

@@ -715,6 +715,29 @@ def test_a_singleton_that_cannot_be_sealed_yet_is_sealed_later(refusal: Exceptio
     fleet.run(story)
 
 
+def test_terms_that_could_not_be_sealed_end_without_a_hook() -> None:
+    """Before and after terms that could; `on_stop` follows `on_become`, term by term."""
+    fleet = Fleet(38, size=1)
+    refusal = Unavailable("store", "busy")
+
+    async def story() -> None:
+        (worker,) = fleet.workers
+        worker.link.refusal, worker.link.refused_prefix = refusal, SINGLETON
+        fleet.start_all()
+        await asyncio.sleep(1)
+        for can_seal in (False, True, False, False, True, False):
+            worker.link.refusal = None if can_seal else refusal
+            worker.coordinators["work"].stand()
+            await asyncio.sleep(3 * HEARTBEAT)
+            assert fleet.leaders() == [worker]
+            worker.coordinators["work"].withhold("the next term begins")
+            await asyncio.sleep(3 * HEARTBEAT)
+            assert fleet.leaders() == []
+        assert [what for _, what, _ in worker.hooks] == ["gained", "lost"] * 2
+
+    fleet.run(story)
+
+
 def test_a_store_whose_notifications_fail_ends_nobody() -> None:
     """Waiting for a change fails repeatedly: it is only a hint, and checks go on.
 

@@ -33,6 +33,7 @@ def identify(pid: int) -> ProcessIdentity:
     """Return the identity of another process."""
     started = PROCESSES.find_start(pid)
     assert started is not None
+    assert started != NO_PROCESS
     return msgspec.structs.replace(own(), pid=pid, started=started)
 
 

@@ -4,6 +4,8 @@ A coroutine function in its own context behaves in all else as if it were awaite
 """
 
 import asyncio
+import itertools
+import threading
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -12,11 +14,13 @@ import pytest
 
 from jobsync.user_code import (
     FunctionEnd,
+    UserTasks,
     await_result,
     call_function,
     describe_error,
     run_in_own_context,
 )
+from jobsync.user_functions import is_exit, is_for_task
 
 _mark: ContextVar[str] = ContextVar("mark", default="")
 
@@ -159,3 +163,79 @@ def test_an_error_is_described_without_its_callers() -> None:
     assert text.count("File ") == 1
     assert "in fail" in text
     assert describe_error(error, {__file__}) == "LookupError: gone"
+
+
+EXITS = (SystemExit, KeyboardInterrupt)
+ERRORS = (*EXITS, asyncio.CancelledError, GeneratorExit, ValueError, BaseException)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_exit_ends_the_program_only_on_the_main_thread(error: type[BaseException]) -> None:
+    """Elsewhere it would end that thread without a word; without a task, a task's end counts."""
+    found: list[tuple[bool, bool]] = []
+
+    def ask() -> None:
+        found.append((is_exit(error()), is_for_task(error())))
+
+    ask()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    is_end = error in (asyncio.CancelledError, GeneratorExit)
+    assert found == [(error in EXITS, error in EXITS or is_end), (False, is_end)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+async def test_within_a_task_only_its_own_cancellation_is_for_it(
+    error: type[BaseException],
+) -> None:
+    """A coroutine may raise the same error by itself."""
+
+    async def ask() -> tuple[bool, bool]:
+        before = is_for_task(error())
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return before, is_for_task(error())
+        raise AssertionError
+
+    is_cancelled = error is asyncio.CancelledError
+    found = await asyncio.create_task(ask())
+    assert found == (error in EXITS, error in EXITS or is_cancelled)
+
+
+@pytest.mark.parametrize("ends", [*itertools.product("rec", repeat=3)], ids="".join)
+async def test_the_first_error_of_tasks_is_raised_and_the_others_are_reported(
+    ends: tuple[str, ...],
+) -> None:
+    """Tasks return, raise or are cancelled, one after the other; each end is noticed."""
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+    noticed: list[bool] = []
+    tasks = UserTasks(lambda: noticed.append(True))
+    watching = asyncio.create_task(tasks.watch())
+    await asyncio.sleep(0)
+
+    async def work(number: int, end: str) -> None:
+        if end == "c":
+            raise asyncio.CancelledError
+        if end == "e":
+            raise ValueError(str(number))
+
+    for number, end in enumerate(ends):
+        tasks.start(work(number, end))
+        assert len(tasks) == 1
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (len(tasks), len(noticed)) == (0, number + 1)
+    errors = [str(number) for number, end in enumerate(ends) if end == "e"]
+    assert reported == errors[1:]
+    if not errors:
+        watching.cancel()
+    await asyncio.wait([watching])
+    assert watching.cancelled() or str(watching.exception()) == errors[0]
+    assert watching.cancelled() == (not errors)

@@ -138,11 +138,7 @@ class Heartbeats:
         session = self.session
         session.works = self._list_works()
         session.holds = self._list_held()
-        session.facts = self._facts.copy()
-        if self._failing:
-            session.facts[FAILING] = msgspec.to_builtins(self._failing)
-        if self.withheld:
-            session.facts[WITHHELD] = self.withheld.copy()
+        session.facts = self._list_facts()
         state, heartbeats = session.state, session.heartbeats
         if await session.heartbeat() == "lost":
             if state == "live":
@@ -160,10 +156,19 @@ class Heartbeats:
         """Return the roles that this worker is a candidate for, and does not stand back from."""
         return tuple(sorted(set(self._list_roles()) - self.withheld.keys()))
 
+    def _list_facts(self) -> dict[str, Json]:
+        """Return what a session publishes now."""
+        facts = self._facts.copy()
+        if self._failing:
+            facts[FAILING] = msgspec.to_builtins(self._failing)
+        if self.withheld:
+            facts[WITHHELD] = self.withheld.copy()
+        return facts
+
     async def _replace_session(self) -> None:
         """Open a new session in place of a lost one."""
         session = Session(self._owner)
-        session.facts = self._facts.copy()
+        session.facts = self._list_facts()
         session.works = self._list_works()
         await session.open()
         self.session = session

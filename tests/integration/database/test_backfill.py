@@ -121,6 +121,19 @@ async def test_a_partition_that_changes_in_every_process_delays_no_other(
     assert not (await find_index(database, "flips")).is_ready
 
 
+async def test_a_process_works_on_a_resource_once_at_a_time(machine: Machine) -> None:
+    """However often it defines the resource, and again after that work was ended."""
+    database = await machine.start()
+    supervisor = database._get_connection().supervisor
+    for field in "abc":
+        for _ in range(2):
+            await database.create_resource("r", partitions={"main": [field]})
+            await asyncio.sleep(0)
+            assert supervisor.list_running() == ["backfill of r"]
+        await database._backfill.stop("r")
+        assert supervisor.list_running() == []
+
+
 async def test_an_index_that_another_process_has_completed_gets_no_notes(
     machine: Machine,
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put, Unavailable
+from jobsync.database import cleanup as cleanup_module
 from jobsync.database.cleanup import LAST_CLEANUPS, DatabaseTidied
 from jobsync.errors import Misconfigured
 from jobsync.stores.memory import MemoryStore
@@ -118,8 +119,12 @@ def test_cleanup_on_object_stores_costs_few_requests_a_day() -> None:
     world.run(story)
 
 
-async def test_a_cleanup_can_be_run_on_demand(clock: FakeClock) -> None:
-    """Also without a session; tombstones younger than an hour stay."""
+@pytest.mark.parametrize("page", [1, 2, 1000])
+async def test_a_cleanup_can_be_run_on_demand(
+    clock: FakeClock, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a session; tombstones younger than an hour stay. Pages make no difference."""
+    monkeypatch.setattr(cleanup_module, "_PAGE", page)
     components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
     store = MemoryStore(components=components)
     async with Database(connection=store, components=components) as database:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync import (
     Components,
@@ -16,6 +17,7 @@ from jobsync import (
     Put,
     Unavailable,
 )
+from jobsync.database.supervisor import DatabaseFailed
 from jobsync.stores.memory import MemoryStore
 
 
@@ -164,6 +166,26 @@ async def test_events_reach_coroutines(components: Components) -> None:
         await database.create_resource("a")
     assert sorted(done) == ["db:connected", "db:disconnected", "db:resource-created"]
     assert database.off("db:*", listen) is True
+
+
+async def test_coroutines_of_events_between_two_connections_wait_for_the_second(
+    components: Components,
+) -> None:
+    """Before the first one, and after each."""
+    database = Database("memory://", components=components)
+    heard: list[str] = []
+
+    async def hear(event: Event) -> None:
+        heard.append(event["error"])
+
+    database.on("db:failed", hear)
+    for use in range(1, 4):
+        database.events.emit(DatabaseFailed(error=f"failure {use}"))
+        await asyncio.sleep(0)
+        assert len(heard) == use - 1
+        async with database:
+            await until(lambda use=use: len(heard) == use, "it is heard")  # type: ignore[misc]
+    assert heard == ["failure 1", "failure 2", "failure 3"]
 
 
 async def test_a_listener_may_disconnect(components: Components) -> None:

@@ -113,6 +113,24 @@ async def test_plugins_of_a_database_share_one_session() -> None:
         await until(lambda: plugins[0].is_coordinator)
 
 
+async def test_a_plugin_that_is_started_again_is_as_in_its_first_use() -> None:
+    """It hears of each election once, and one cleanup runs, however often a session was opened."""
+    async with Database("memory://again") as db:
+        sweeper = Sweeper(skip_cold_start=True)
+        heard: list[str] = []
+        for name in ("coord:coordinator-promoted", "plg:sweeper:coordinator-promoted"):
+            sweeper.on(name, lambda event: heard.append(event.name))
+        await db.use_plugin(sweeper)
+        for use in range(1, 4):
+            await sweeper.worked.wait()
+            assert heard == ["coord:coordinator-promoted", "plg:sweeper:coordinator-promoted"] * use
+            running = db._get_connection().supervisor.list_running()
+            assert sorted(running) == ["cleanup", "session"]
+            await sweeper.stop()
+            sweeper.worked.clear()
+            await sweeper.start()
+
+
 async def test_work_that_raises_is_reported_and_continues() -> None:
     """An error in user code becomes an event; the database and the term go on."""
     async with Database("memory://") as db:

@@ -4,12 +4,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import pytest
+from waiting import until
 
 from jobsync import (
+    Conflict,
     CoordinatorPlugin,
     Database,
     Event,
@@ -173,6 +176,35 @@ async def test_a_lock_ends_with_its_database() -> None:
             assert await other.store.scan("session/", where={"state": "live"}) == []
         async with asyncio.timeout(30), other.open_storage("test").lock("door"):
             pass
+
+
+async def end_session(store: MemoryStore, incarnation: str) -> None:
+    """Write the death of a session, between two heartbeats of it."""
+    while True:
+        record = await store.get(f"session/{incarnation}")
+        assert record is not None
+        with suppress(Conflict):
+            await store.put(record, {**record.value, "state": "dead"})
+            return
+
+
+async def test_a_lock_does_not_outlast_the_session_that_took_it() -> None:
+    """The process has another session by now, which trusts itself, and does not hold the lock."""
+    store = MemoryStore()
+    async with Database(connection=store) as db:
+        plugin = await db.use_plugin(QuickPlugin(heartbeat_interval=0.05, worker_timeout=60))
+        membership = plugin._get_membership()
+        async with db.open_storage("test").lock("door") as lock:
+            assert lock.lasts
+            for _ in range(2):
+                before = membership.incarnation
+                await end_session(store, before)
+                await until(
+                    lambda before=before: membership.incarnation != before,  # type: ignore[misc]
+                    "it has another session",
+                )
+                assert membership.is_trusted
+                assert not lock.lasts
 
 
 async def test_a_lock_accepts_the_timing_of_the_session() -> None:

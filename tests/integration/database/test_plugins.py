@@ -1,6 +1,7 @@
 """Plugins can be started and stopped by anybody, in any order; each takes effect once."""
 
 import asyncio
+import itertools
 import os
 import signal
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobsync import Database, Event, Invalid, NotFound, Plugin
+from jobsync.database.plugin import STOP_TIME
 
 
 class Ticked(Event, frozen=True, kw_only=True):
@@ -250,3 +252,25 @@ async def test_a_signal_handler_may_stop_everything() -> None:
         loop.remove_signal_handler(signal.SIGUSR1)
     assert not plugin.is_running
     assert not database.is_connected
+
+
+class PatientPlugin(Plugin):
+    """Takes some time to stop."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(namespace=f"for-{seconds:g}")
+        self._seconds = seconds
+
+    @property
+    def stop_time(self) -> float:
+        """Seconds that it takes."""
+        return self._seconds
+
+
+@pytest.mark.parametrize("times", [*itertools.permutations((1.0, 7.0, 30.0)), (2.0,), ()])
+async def test_a_disconnect_leaves_each_plugin_the_time_that_the_slowest_needs(
+    times: tuple[float, ...],
+) -> None:
+    """In whatever order they were added; without plugins it is the default."""
+    database = Database("memory://", plugins=[PatientPlugin(seconds) for seconds in times])
+    assert database._plugins.stop_time == max(times, default=STOP_TIME)

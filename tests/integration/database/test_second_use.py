@@ -1,10 +1,12 @@
 """Whatever became of its first use, a database or plugin can be used again as if it were new."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync import Database, Plugin
 
@@ -15,6 +17,10 @@ class RecorderPlugin(Plugin):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[Any] = []
+        self.installs = 0
+        self.is_caller = False
+        """Whether whoever calls is user code of this plugin."""
+        self.install_error: Exception | None = None
         self.start_error: Exception | None = None
         self.stop_error: Exception | None = None
         self.hangs = False
@@ -23,6 +29,16 @@ class RecorderPlugin(Plugin):
     def stop_time(self) -> float:
         """Seconds that it takes to stop at most."""
         return 7.0
+
+    @property
+    def runs_caller(self) -> bool:
+        """Whether the caller is its user code."""
+        return self.is_caller
+
+    async def on_install(self) -> None:
+        if self.install_error is not None:
+            raise self.install_error
+        self.installs += 1
 
     async def on_start(self) -> None:
         self.log.append("start")
@@ -48,7 +64,7 @@ class RecorderPlugin(Plugin):
     def heal(self) -> None:
         """Forget what was recorded, and do everything right from now on."""
         self.log.clear()
-        self.start_error = self.stop_error = None
+        self.install_error = self.start_error = self.stop_error = None
         self.hangs = False
 
 
@@ -66,9 +82,32 @@ async def use(database: Database, recorder: RecorderPlugin) -> list[Any]:
     await recorder.start()
     for _ in range(3):
         await asyncio.sleep(0)
-    found = [recorder.is_running, database.is_connected, database.unready()]
-    await database.disconnect()
+    found = [recorder.is_running, database.is_connected, database.unready(), recorder.installs]
+    await disconnect_in_user_code(database, recorder)
     return [*recorder.log, *found, database.is_connected, recorder.is_running]
+
+
+async def disconnect_in_user_code(database: Database, recorder: RecorderPlugin) -> None:
+    """Disconnect as a handler does, and wait until it has happened."""
+    recorder.is_caller = True
+    await database.disconnect()
+    recorder.is_caller = False
+    await until(lambda: not database.is_connected and not recorder.is_running, "it disconnects")
+    await until(lambda: database._later is None or database._later.done(), "all has ended")
+
+
+async def end_in_user_code(database: Database, recorder: RecorderPlugin) -> None:
+    """Disconnect without a limit, from a handler."""
+    await database.connect()
+    await disconnect_in_user_code(database, recorder)
+
+
+async def fail_to_install(database: Database, recorder: RecorderPlugin) -> None:
+    """A plugin cannot prepare what it needs, twice."""
+    recorder.install_error = OSError("no such port")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such port"):
+            await database.connect()
 
 
 async def end_in_order(database: Database, _: RecorderPlugin) -> None:
@@ -146,7 +185,9 @@ async def fail_in_work(database: Database, recorder: RecorderPlugin) -> None:
 
 FIRST_USES = [
     end_in_order,
+    end_in_user_code,
     end_in_time,
+    fail_to_install,
     fail_to_connect,
     fail_to_start,
     fail_to_stop,
@@ -172,3 +213,27 @@ async def test_a_used_database_is_as_good_as_new(
     recorder.heal()
     assert await use(database, recorder) == expected
     assert asyncio.all_tasks() == tasks
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [*itertools.product((None, 5.0, 50.0), repeat=2)], ids=str
+)
+async def test_a_second_disconnect_shortens_the_first_and_never_prolongs_it(
+    first: float | None, second: float | None
+) -> None:
+    """Whoever can wait the least decides how much time is left."""
+    recorder = RecorderPlugin()
+    recorder.hangs = True
+    database = await Database("memory://", plugins=[recorder]).connect()
+    disconnecting = [asyncio.create_task(database.disconnect(within=first))]
+    await until(lambda: not recorder.is_running, "it stops")
+    disconnecting.append(asyncio.create_task(database.disconnect(within=second)))
+    await asyncio.sleep(0)
+    limits = [limit for limit in (first, second) if limit is not None]
+    left = database.time_left
+    assert (left is None) == (not limits)
+    assert left is None or min(limits) - 2 < left <= min(limits)
+    for task in disconnecting:
+        task.cancel()
+    await asyncio.wait(disconnecting)
+    await database.disconnect(within=0)

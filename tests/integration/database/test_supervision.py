@@ -50,6 +50,37 @@ async def test_work_restarts_while_the_store_is_unavailable(
         assert await database.list_resources() == []
 
 
+@pytest.mark.parametrize(("seconds", "is_new"), [(0.0, False), (30.0, False), (30.1, True)])
+async def test_pauses_grow_anew_after_work_that_lasted(
+    database: Database, clock: FakeClock, seconds: float, *, is_new: bool
+) -> None:
+    """Longer than the longest pause: then it is another outage."""
+    emitted: list[Event] = []
+    database.on("db:work-postponed", emitted.append)
+    done = asyncio.Event()
+    attempts = 0
+
+    async def work() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts in {8, 16}:
+            await clock.sleep(seconds)
+        if attempts <= 20:
+            raise Unavailable("memory://", "away")
+        done.set()
+
+    async with database:
+        database.run_in_background(work, "reporting")
+        await asyncio.wait_for(done.wait(), 10)
+        pauses = [event["pause"] for event in emitted]
+        limits = [0.5, 1, 2, 4, 8, 16, 30, *[30] * 13]
+        if is_new:
+            limits = [*limits[:7], *limits[:8], *limits[:5]]
+        # Drawn up to the limit, so that some are long if the limit is.
+        assert all(pause <= limit for pause, limit in zip(pauses, limits, strict=True))
+        assert is_new or max(pauses[7:9]) > 1
+
+
 async def test_any_other_error_makes_the_database_fail(database: Database) -> None:
     """Every later call raises the cause, so does the end of the block; other work is cancelled."""
     emitted: list[Event] = []

@@ -193,9 +193,11 @@ async def test_a_log_handler_may_raise_anything(
     log.addHandler(handler)
     log.setLevel("DEBUG")
     try:
-        db.on("resource:*", received.append)
+        for name in ("resource:*", "jobsync:handler-failed"):
+            db.on(name, received.append)
         await db.resources.things.insert({"id": "first"})
-        assert len(received) == 1
+        # What happened comes first.
+        assert [event.name for event in received] == ["resource:inserted", "jobsync:handler-failed"]
         await _check_work_goes_on(db, error, failures)
     finally:
         log.removeHandler(handler)

@@ -524,6 +524,21 @@ async def test_a_sweep_is_made_each_interval_and_at_once_when_elected(db: Databa
     assert min(gaps) >= 0.25
 
 
+async def test_each_term_begins_with_a_sweep() -> None:
+    """Also those of a process that has led before, however long the interval is."""
+    async with Database("memory://terms") as database:
+        ttl = TTLPlugin(resources=["sessions"], default_ttl=5, cleanup_interval=3600, **FAST)
+        starts: list[Event] = []
+        ttl.on("plg:ttl:cleanup-started", starts.append)
+        await database.use_plugin(ttl)
+        for term in (1, 2, 3):
+            await until(lambda term=term: len(starts) == term, "a sweep has begun")  # type: ignore[misc]
+            assert ttl._coordinator is not None
+            ttl._coordinator.withhold("the next term begins")
+            await until(lambda: not ttl.is_coordinator, "its term is over")
+            ttl._coordinator.stand()
+
+
 async def test_options_of_other_plugins_are_refused() -> None:
     """With what to pass instead."""
     refused: list[tuple[dict[str, Any], str]] = [

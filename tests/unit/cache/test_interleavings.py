@@ -5,7 +5,7 @@ moment between its call and its return, and nothing else.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -23,7 +23,8 @@ from jobsync import (
     Resource,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, Put, Unknown
+from jobsync.database.read_cache import ReadGuard
+from jobsync.stores.contract import LATEST_ARRIVAL, Change, Outcome, Put, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -80,6 +81,16 @@ class SlowStore(StoreDecorator):
         await _wait(after)
         return outcomes
 
+    async def drop(self, keys: Sequence[str]) -> None:
+        before, after = next(self._delays, (0, 0))
+        try:
+            await _wait(before)
+        except asyncio.CancelledError:
+            self._start_late(self._drop(keys), before)
+            raise
+        await self._drop(keys)
+        await _wait(after)
+
     async def settle(self) -> None:
         """Wait for writes that arrive late."""
         if self._late:
@@ -92,22 +103,33 @@ class SlowStore(StoreDecorator):
         await self._apply([Put(key, {"id": name, "n": n}, base)])
 
     def _send_late(self, changes: Sequence[Change], turns: int) -> None:
-        self._late.add(asyncio.ensure_future(self._apply_later(changes, turns)))
+        self._start_late(self._apply(changes), turns)
 
-    async def _apply_later(self, changes: Sequence[Change], turns: int) -> None:
-        await _wait(2 * turns + 3)
-        await self._apply(changes)
+    def _start_late(self, work: Coroutine[Any, Any, object], turns: int) -> None:
+        self._late.add(asyncio.ensure_future(_run_later(work, turns)))
 
     async def _apply(self, changes: Sequence[Change]) -> list[Outcome]:
         outcomes = await self.inner.write(changes)
         if _is_of_records(changes):
-            records = await self.inner.scan(PREFIX)
-            self.history.append({each.value["id"]: each.value["n"] for each in records})
+            await self._note()
         return outcomes
+
+    async def _drop(self, keys: Sequence[str]) -> None:
+        await self.inner.drop(keys)
+        await self._note()
+
+    async def _note(self) -> None:
+        records = await self.inner.scan(PREFIX)
+        self.history.append({each.value["id"]: each.value["n"] for each in records})
 
 
 def _is_of_records(changes: Sequence[Change]) -> bool:
     return any(change.key.startswith(PREFIX) for change in changes)
+
+
+async def _run_later(work: Coroutine[Any, Any, object], turns: int) -> None:
+    await _wait(2 * turns + 3)
+    await work
 
 
 async def _wait(turns: int) -> None:
@@ -146,7 +168,11 @@ WRITES: dict[str, Callable[[Resource, str, int], Awaitable[Any]]] = {
     "insert_many": lambda tasks, name, n: tasks.insert_many([{"id": name, "n": n}, {"n": n}]),
     "delete_many": lambda tasks, name, _: tasks.delete_many([name, "a"]),
     "delete_all": lambda tasks, *_: tasks.delete_all(),
+    "drop": lambda tasks, name, _: tasks.records.keyspace.store.drop([f"{PREFIX}{name}"]),
 }
+
+CANCELLED = {"cancel": "upsert", "cancel drop": "drop"}
+"""Writes whose caller gives up; they may arrive later."""
 
 FORGETTING = ["clear one", "clear all", "restart"]
 """The ways in which a process that hears of another's write has its cache forget."""
@@ -184,8 +210,8 @@ class Story:
                 self._cache.clear("tasks")
             elif verb in FORGETTING:
                 await self._write_elsewhere(verb, name)
-            elif verb == "cancel":
-                await self._cancel(name)
+            elif verb in CANCELLED:
+                await self._cancel(CANCELLED[verb], name)
             else:
                 try:
                     await WRITES[verb](self._tasks, name, next(self._numbers))
@@ -214,9 +240,9 @@ class Story:
                 case _:
                     self._cache.clear()
 
-    async def _cancel(self, name: str) -> None:
-        """Cancel an update while it is under way."""
-        task = asyncio.ensure_future(self._tasks.upsert({"id": name, "n": next(self._numbers)}))
+    async def _cancel(self, verb: str, name: str) -> None:
+        """Cancel a write while it is under way."""
+        task = asyncio.ensure_future(WRITES[verb](self._tasks, name, next(self._numbers)))
         await _wait(3)
         task.cancel()
         await asyncio.wait([task])
@@ -244,7 +270,7 @@ async def run_story(
 
 story_steps = st.tuples(
     st.sampled_from(
-        ["get", "get", "list", *READS, *WRITES, "upsert", "clear", "cancel", *FORGETTING]
+        ["get", "get", "list", *READS, *WRITES, "upsert", "clear", *CANCELLED, *FORGETTING]
     ),
     st.sampled_from("abc"),
 )
@@ -301,9 +327,29 @@ async def test_an_answer_that_comes_during_a_write_is_not_kept(verb: str) -> Non
 
 
 @pytest.mark.parametrize("verb", READS)
-@pytest.mark.parametrize("end", ["cancel", "update"])
+@pytest.mark.parametrize("end", [*CANCELLED, "update"])
 async def test_a_write_that_arrives_late_is_seen(verb: str, end: str) -> None:
     """It was cancelled, or got no reply, and is applied after the next reads."""
     lanes = [[("upsert", "a"), (end, "a"), *[(verb, "a")] * 12]]
     for turn in range(6):
         await run_story(lanes, [(0, 0)] * turn + [(5, 0)] + [(1, 0)] * 40, ["applied", "late"])
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({f"{PREFIX}a"}), frozenset({f"{PREFIX}b"})])
+def test_answers_are_kept_again_when_the_last_late_write_cannot_arrive_any_more(
+    keys: frozenset[str] | None,
+) -> None:
+    """Each write that may arrive late counts from its own end; other records are not in doubt."""
+    clock = FakeClock()
+    guard = ReadGuard(clock)
+    ends: list[float] = []
+    is_about_it = keys is None or f"{PREFIX}a" in keys
+    for pause in (0.0, 1.0, LATEST_ARRIVAL - 1.0, LATEST_ARRIVAL, 5.0):
+        clock.mono_seconds += pause
+        guard.expect_late([f"{PREFIX}a"])
+        ends.append(clock.mono_seconds + LATEST_ARRIVAL)
+        for moment in (clock.mono_seconds, *ends, *(end - 0.5 for end in ends)):
+            was, clock.mono_seconds = clock.mono_seconds, moment
+            with guard.read(PREFIX, keys) as read:
+                assert read.is_outdated == (is_about_it and moment < ends[-1])
+            clock.mono_seconds = was

@@ -94,6 +94,26 @@ def test_a_write_whose_reply_is_under_way_is_compared_when_that_arrives() -> Non
     assert comparison.age == 0
 
 
+@pytest.mark.parametrize(
+    "later", [None, Head(KEY, "v3"), Head(KEY, "v3", 1_700_000_005.0)], ids=str
+)
+def test_the_reply_to_a_listed_write_counts_whatever_is_listed_next(later: Head | None) -> None:
+    """Nobody has looked between the reply and the next listing, whose own write is under way."""
+    clock = FakeClock()
+    comparison = ClockComparison(clock)
+    clock.wall_seconds += 60
+    comparison.note_listed(Head(KEY, "v2", 1_700_000_000.0), {})
+    write = WriteTimes(clock.mono(), clock.mono())
+    clock.mono_seconds += 5
+    comparison.note_listed(later, {"v2": write})
+    assert comparison.age == 5
+    if later is None or later.written_at is None:
+        return
+    # And the later one counts from its own reply on.
+    comparison.note_writes({"v2": write, "v3": WriteTimes(clock.mono(), clock.mono())})
+    assert comparison.age == 0
+
+
 def test_a_listing_without_times_tells_nothing() -> None:
     """Nor does one without the worker's own session."""
     clock = FakeClock()

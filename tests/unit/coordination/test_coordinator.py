@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.coordination.runner import OwnThread
+from jobsync.coordination.session import HookFailure
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -120,6 +122,90 @@ async def test_a_hook_that_raises_is_reported_and_called_again() -> None:
     assert failures[:2] == ["ValueError: no"] * 2
     assert report.is_coordinator
     await membership.leave()
+
+
+async def test_a_session_shows_how_often_a_hook_has_raised_in_a_row() -> None:
+    """Each hook has a count of its own, which begins anew after a success."""
+    shown: list[tuple[str, int] | None] = []
+    raises = iter([True, True, True, False, True, True, False])
+    done = asyncio.Event()
+
+    async def fail(_: Term) -> None:
+        raise ValueError("no")
+
+    async def work(_: Term) -> None:
+        is_failing = next(raises, None)
+        if is_failing is None:
+            done.set()
+        elif is_failing:
+            raise ValueError("no")
+
+    def note(role: str, failure: HookFailure | None) -> None:
+        assert role == "default/report"
+        shown.append(None if failure is None else (failure.callback, failure.times))
+
+    membership = await Membership.join("memory://", coordinator_work_interval=0.001, **QUICK)
+    membership.publish_failure = note  # type: ignore[method-assign]
+    await membership.coordinate("report", Hooks(on_become=fail, work=work))
+    await done.wait()
+    await membership.leave()
+    name = "coordinator_work"
+    assert shown == [
+        *(("on_become", 1), (name, 1), (name, 2), (name, 3), None),
+        *((name, 1), (name, 2), None),
+    ]
+
+
+@pytest.mark.parametrize("hanging", ["on_become", "work", "on_stop"])
+async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
+    """Whichever hook hangs, and though it is not cancelled by the end of the term."""
+    tasks = asyncio.all_tasks()
+    hangs, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: Term) -> None:
+        hangs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # It cleans up for ever, although its term is over.
+            if hanging != "on_stop":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            ended.set()
+
+    hooks: dict[str, Any] = {hanging: hang}
+    membership = await Membership.join("memory://", skip_cold_start=True, **QUICK)
+    report = await membership.coordinate("report", Hooks(**hooks))
+    await until(lambda: report.is_coordinator, "it leads")
+    if hanging != "on_stop":
+        await hangs.wait()
+    leaving = asyncio.ensure_future(membership.leave())
+    await hangs.wait()
+    await until(lambda: not report.is_coordinator, "its term is over")
+    assert not ended.is_set()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await until(lambda: asyncio.all_tasks() == tasks, "all tasks end")
+    assert ended.is_set()
+
+
+async def test_what_is_watched_for_one_purpose_is_not_lost_by_another() -> None:
+    """Each purpose replaces its own sessions, and only those."""
+    async with await Membership.join("memory://", **QUICK) as membership:
+        watched: dict[str, set[str]] = {}
+        for purpose, names in (
+            ("a", "xy"),
+            ("b", "yz"),
+            ("a", "x"),
+            ("c", ""),
+            ("b", ""),
+            ("a", ""),
+        ):
+            watched[purpose] = set(names)
+            membership.watch(purpose, names)
+            assert {each: set(membership.watched(each)) for each in watched} == watched
+            assert membership._member.watched == frozenset().union(*watched.values())
 
 
 async def test_a_membership_coordinates_a_work_once() -> None:

@@ -147,6 +147,34 @@ async def test_the_last_comparison_stands_for_a_minute_while_the_store_does_not_
         assert setting.clock.estimate() == near(true_time(setting.machine) + 7)
 
 
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_after_an_outage_the_clock_is_as_one_that_saw_none(failures: int) -> None:
+    """In all that it answers, for as long as nobody compares the clocks again."""
+    settings = struck, spared = Setting(), Setting()
+    for setting in settings:
+        await setting.clock.refresh()
+    struck.store.error = Unavailable("store", "it does not answer")
+    for _ in range(failures):
+        await struck.clock.refresh()
+        for setting in settings:
+            pass_time(setting.machine, 5)
+    struck.store.error = None
+    for setting in settings:
+        await setting.clock.refresh()
+    for _ in range(20):
+        for setting in settings:
+            pass_time(setting.machine, 10)
+        answers = [
+            (
+                *(clock.veto, clock.is_off, clock.now(), clock.estimate(), clock.latest),
+                *(clock.measured_now(), clock.measure_wait(START + 150)),
+            )
+            for clock in (struck.clock, spared.clock)
+        ]
+        assert answers[0] == answers[1]
+        assert answers[0][0] == ""
+
+
 async def test_a_clock_that_ran_fast_during_an_outage_is_corrected_at_once(
     setting: Setting,
 ) -> None:

@@ -1,10 +1,12 @@
 """When an observer must check again, and what it makes of a death that another one writes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from chance import FakeClock, SeededRandomness
+from chance import FakeClock, SeededRandomness, StandingClock
 
 from jobsync import Components
+from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.observer import DEAD_SESSION_TTL, Observer
 from jobsync.coordination.session import SESSIONS, Session, SessionOwner
 from jobsync.core.trust import Timing
@@ -176,3 +178,40 @@ async def test_a_dead_session_that_is_needed_keeps_no_other_one() -> None:
     assert [head.key for head in left] == [f"{SESSIONS}{needed}"]
     await trio.stranger.remove_long_dead([])
     assert await trio.store.heads(SESSIONS, limit=10) == []
+
+
+async def test_each_process_that_ends_is_looked_after_at_once_and_once() -> None:
+    """Also while the deaths of earlier ones cannot be written; later checks try these again."""
+    clock, running = StandingClock(), set[int]()
+    components = [
+        Components(
+            clock=clock,
+            randomness=SeededRandomness(pid),
+            events=Events(),
+            processes=OneMachine(pid, running),
+        )
+        for pid in range(5)
+    ]
+    store = MemoryStore(components=components[0])
+    for pid in range(1, 5):
+        await Session(SessionOwner(store, components[pid], TIMING, f"worker-{pid}")).open()
+    member = MemberLoop(SessionOwner(store, components[0], TIMING, "worker-0"), lambda: None)
+    await member._observer.check_all()
+    watching = asyncio.create_task(member._watch_processes())
+
+    async def must_check() -> bool:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        clock.move(0.5)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        must, member._check_now._is_set = member._check_now._is_set, False
+        return must
+
+    assert not await must_check()
+    for ended in ([1], [2], [3, 4]):
+        running.difference_update(ended)
+        assert await must_check()
+        assert not await must_check()
+    watching.cancel()
+    await asyncio.wait([watching])

@@ -1,0 +1,49 @@
+"""Heartbeats and timeouts by what was passed, and by what requests cost."""
+
+import itertools
+
+import pytest
+from fleets import BilledStore
+
+from jobsync import CoordinatorSettings
+from jobsync.core.trust import Timing
+from jobsync.stores.memory import MemoryStore
+
+BEATS = (None, 0.5, 5.0, 20.0)
+TIMEOUTS = (None, 1.5, 15.0, 60.0, 90.0, 600.0)
+
+
+@pytest.mark.parametrize(("beat", "timeout"), [*itertools.product(BEATS, TIMEOUTS)])
+@pytest.mark.parametrize(("store", "default"), [(MemoryStore, 5.0), (BilledStore, 30.0)])
+def test_what_was_not_passed_follows_from_the_rest(
+    beat: float | None, timeout: float | None, store: type[MemoryStore], default: float
+) -> None:
+    """A heartbeat is never rarer than by default, unless it was passed; a timeout is three."""
+    if beat is not None and timeout is not None and timeout < 3 * beat:
+        return
+    settings = CoordinatorSettings(heartbeat_interval=beat, worker_timeout=timeout)
+    timing = settings.timing(store())
+    chosen = beat or min(default, (timeout or 3600.0) / 3)
+    assert timing == Timing(heartbeat=chosen, timeout=timeout or 3 * chosen)
+    waits = settings.for_store(store(), timing)
+    wait = timing.heartbeat if store is BilledStore else 0.0
+    assert waits.cold_start_observation_window == wait / 2
+    assert waits.cold_start_preparation_delay == wait / 6
+
+
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+def test_what_was_passed_counts_on_every_store(store: type[MemoryStore]) -> None:
+    """Also a wait of 0."""
+    for window, delay in itertools.product((0.0, 1.0), repeat=2):
+        settings = CoordinatorSettings(
+            cold_start_observation_window=window,
+            cold_start_preparation_delay=delay,
+            skip_cold_start=bool(window),
+            min_epoch_duration=delay,
+            max_epoch_duration=7.0,
+        )
+        chosen = settings.for_store(store(), settings.timing(store()))
+        assert chosen.cold_start_observation_window == window
+        assert chosen.cold_start_preparation_delay == delay
+        assert chosen.skip_cold_start is bool(window)
+        assert (chosen.min_epoch_duration, chosen.max_epoch_duration) == (delay, 7.0)

@@ -1,0 +1,216 @@
+"""Heartbeats: what is reported of outages, and what is published, the second time as the first."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from chance import FakeClock, SeededRandomness
+from fleets import BilledStore
+
+from jobsync import Components, Event, Events, Unavailable
+from jobsync.coordination import session as session_module
+from jobsync.coordination.heartbeats import Heartbeats
+from jobsync.coordination.session import SESSIONS, HookFailure, SessionOwner, read_session_record
+from jobsync.core.trust import Timing
+from jobsync.stores.contract import Change, Head, Outcome
+
+TIMING = Timing(heartbeat=5, timeout=15)
+
+
+class Bucket(BilledStore):
+    """A store that can be away, and whose listings may be older than their replies."""
+
+    is_away = False
+    listings = 0
+    held_back: list[Head] | None = None
+    """What the next listing returns."""
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.is_away:
+            raise Unavailable(self.name, "it is away")
+        return await super().write(changes)
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        self.listings += 1
+        found = await super().heads(prefix, after=after, until=until, limit=limit)
+        return found if self.held_back is None else self.held_back
+
+
+class HeartStage:
+    """One worker whose heartbeats come when the test says."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.components = Components(
+            clock=self.clock, randomness=SeededRandomness(1), events=Events()
+        )
+        self.bucket = Bucket(components=self.components)
+        self.works = ["default/work"]
+        self.replaced: list[Any] = []
+        self.heartbeats = Heartbeats(
+            SessionOwner(self.bucket, self.components, TIMING, "worker-1", {"host": "web-1"}),
+            list_roles=lambda: self.works,
+            list_held=dict,
+            on_lost=lambda: None,
+            on_replaced=self.replaced.append,
+        )
+        self.events: list[Event] = []
+        self.components.events.on("coord:*", self.events.append)
+
+    def pass_time(self, seconds: float) -> None:
+        """Advance the clock."""
+        self.clock.mono_seconds += seconds
+        self.clock.wall_seconds += seconds
+
+    async def beat(self, *, is_away: bool = False) -> None:
+        """Send one heartbeat, as the loop does."""
+        self.pass_time(TIMING.heartbeat)
+        started = self.clock.mono()
+        self.bucket.is_away = is_away
+        session = self.heartbeats.session
+        before = session.heartbeats
+        await self.heartbeats._send()
+        if session.heartbeats == before:
+            self.heartbeats.report_outage(Unavailable("store", "it is away"), started)
+        self.bucket.is_away = False
+
+    def count(self, name: str) -> int:
+        """Return how many events there were."""
+        return sum(event.name == name for event in self.events)
+
+
+async def check_outages(history: tuple[str, ...]) -> None:
+    """Compare what is reported with what happens: answers, outages, and late failures."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    expected, is_out = 0, False
+    for step in ("a", *history):
+        if step == "s":
+            sent = stage.clock.mono() + -TIMING.heartbeat
+            stage.heartbeats.report_outage(Unavailable("store", "a slow request"), sent)
+        else:
+            await stage.beat(is_away=step == "o")
+            expected += step == "o" and not is_out
+            is_out = step == "o"
+        assert stage.count("coord:store-silent") == expected
+    assert stage.count("coord:worker-heartbeat") == 1 + history.count("a")
+
+
+async def test_each_outage_is_reported_once_and_no_other() -> None:
+    """Nor the failure of a slow request that was sent before the last answer."""
+    for history in itertools.product("aos", repeat=4):
+        await check_outages(history)
+
+
+@pytest.mark.parametrize("late", range(4))
+async def test_a_listing_that_took_several_heartbeats_is_compared(late: int) -> None:
+    """The last writes are remembered for as long as a listing may take."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    await stage.beat()
+    stage.clock.wall_seconds += 100
+    stage.bucket.held_back = await stage.bucket.heads(SESSIONS)
+    for _ in range(late):
+        await stage.beat()
+    await stage.heartbeats.measure_clock()
+    skew = stage.heartbeats.clock_comparison.skew
+    assert skew is not None
+    assert 98 < skew <= 100
+    age = stage.heartbeats.clock_comparison.age
+    assert age == late * TIMING.heartbeat
+
+
+async def test_the_clock_is_compared_again_and_again() -> None:
+    """Each comparison is at most two timeouts and a heartbeat old, by few requests."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    for _ in range(60):
+        await stage.beat()
+        await stage.heartbeats.measure_clock()
+        age = stage.heartbeats.clock_comparison.age
+        assert age is not None
+        assert age <= 2 * TIMING.timeout + TIMING.heartbeat
+    assert stage.bucket.listings <= 60 * TIMING.heartbeat / (2 * TIMING.timeout) + 1
+
+
+async def test_every_session_publishes_all_from_its_first_record_on() -> None:
+    """What was published before the last one was lost, too; and each record has the latest."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    for number in range(3):
+        stage.heartbeats.publish({"number": number})
+        stage.heartbeats.withheld = {"default/other": "why"} if number == 1 else {}
+        stage.works = ["default/work", "default/other"][: number + 1]
+        failure = HookFailure(callback="work", error="no", at=0.0, times=number)
+        stage.heartbeats.publish_failure("default/work", failure if number == 1 else None)
+        await stage.beat()
+        record = await stage.bucket.get(f"{SESSIONS}{stage.heartbeats.session.incarnation}")
+        assert record is not None
+        told = read_session_record(record)
+        assert told.facts["number"] == number
+        assert ("withheld" in told.facts, "failing" in told.facts) == (number == 1, number == 1)
+        works = set(stage.works) - stage.heartbeats.withheld.keys()
+        assert told.works == tuple(sorted(works))
+        await stage.bucket.drop([record.key])
+        await stage.beat()
+        session = stage.heartbeats.session
+        assert stage.replaced[-1] is session
+        assert len(stage.replaced) == stage.count("coord:session-lost") == number + 1
+        fresh = await stage.bucket.get(f"{SESSIONS}{session.incarnation}")
+        assert fresh is not None
+        first = read_session_record(fresh)
+        assert (first.beat, first.works) == (0, told.works)
+        assert (first.facts["number"], first.facts["host"]) == (number, "web-1")
+
+
+async def test_an_open_that_failed_is_repeated_under_another_name() -> None:
+    """However often: a record that lands late belongs to nobody, and dies."""
+    stage = HeartStage()
+    session = stage.heartbeats.session
+    names: list[str] = []
+    for is_away in (True, True, False):
+        stage.bucket.is_away = is_away
+        with suppress(Unavailable):
+            await session.open()
+        names.append(session.incarnation)
+        assert session.trusted == (not is_away)
+    assert len(set(names)) == 3
+    assert [head.key for head in await stage.bucket.heads(SESSIONS)] == [f"{SESSIONS}{names[-1]}"]
+
+
+async def test_a_forked_child_trusts_nothing_by_any_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks, and in whatever way."""
+    stage = HeartStage()
+    session = stage.heartbeats.session
+    await session.open()
+
+    def ask() -> tuple[bool, bool, float]:
+        now = stage.clock.mono()
+        return session.trusted, session.is_trusted_at(now), session.trust_left
+
+    assert ask() == (True, True, TIMING.timeout - TIMING.margin)
+    monkeypatch.setattr(session_module, "_forks", session_module.count_forks() + 1)
+    assert ask() == (False, False, 0.0)
+
+
+async def test_what_is_left_of_trust_ends_with_trust() -> None:
+    """All questions agree at each moment, also at the last one, and after the end."""
+    stage = HeartStage()
+    session = stage.heartbeats.session
+    assert (session.trusted, session.trust_left) == (False, 0.0)
+    await session.open()
+    end = TIMING.timeout - TIMING.margin
+    for age in (0.0, end - 0.25, end, end + 0.25):
+        stage.clock.mono_seconds = 1_000.0 + age
+        assert session.trusted == session.is_trusted_at(stage.clock.mono()) == (age < end)
+        assert session.trust_left == pytest.approx(max(0.0, end - age))
+    await session.heartbeat()
+    assert session.trusted
+    session.abandon()
+    assert (session.trusted, session.trust_left, session.state) == (False, 0.0, "ended")

@@ -1,0 +1,62 @@
+"""What a role tells: its past terms, why it is free, and for how long others go first."""
+
+import pytest
+
+from jobsync.coordination.role import CHECK_FRACTION, Role
+
+BEAT, TIMEOUT = 5.0, 15.0
+NOW = 1_700_000_000.0
+
+
+def make(owner: str | None = "worker-1.a", **options: object) -> Role:
+    """Return a role."""
+    values: dict[str, object] = {"epoch": 1, "since": NOW, "until": NOW, "timeout": TIMEOUT}
+    return Role(owner=owner, **{**values, **options})  # type: ignore[arg-type]
+
+
+def test_it_remembers_the_latest_eight_terms_in_order() -> None:
+    """However many there were; one that nobody held adds nothing."""
+    role = make()
+    for epoch in range(1, 20):
+        role = make(f"worker-{epoch}.a", epoch=epoch, past=role.past, since=NOW + epoch)
+        role = role.without_owner(f"end {epoch}", NOW + epoch + 0.5)
+        assert role.past == role.past_after("nobody", NOW + epoch + 1)
+        found = [(term.epoch, term.worker, term.why) for term in role.past]
+        expected = [(each, f"worker-{each}", f"end {each}") for each in range(1, epoch + 1)]
+        assert found == expected[-8:]
+        assert [term.ended - term.since for term in role.past] == [0.5] * len(found)
+        assert (role.owner, role.former, role.epoch) == (None, f"worker-{epoch}.a", epoch)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "is_lately"),
+    [(-3600.0, False), (-0.1, False), (0.0, True), (14.9, True), (15.0, False), (3600.0, False)],
+)
+def test_a_release_is_late_only_by_a_plausible_time(elapsed: float, *, is_lately: bool) -> None:
+    """The time comes from another machine's clock, which may be ahead or behind."""
+    released = make().without_owner("stopped", NOW)
+    assert released.was_released_lately(NOW + elapsed, TIMEOUT) is is_lately
+    assert not make(None).was_released_lately(NOW + elapsed, TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "wait"),
+    [
+        *((-3600.0, BEAT), (-0.1, BEAT), (0.0, BEAT), (1.0, BEAT - 1.0)),
+        *((CHECK_FRACTION * BEAT, (1 - CHECK_FRACTION) * BEAT), (4.9, (1 - CHECK_FRACTION) * BEAT)),
+        *((BEAT, BEAT), (3600.0, BEAT)),
+    ],
+)
+def test_others_go_first_for_the_rest_of_a_plausible_interval(elapsed: float, wait: float) -> None:
+    """After a death only for what checks leave of it, whatever the clocks say."""
+    released = make().without_owner("stopped", NOW)
+    assert released.deference(NOW + elapsed, BEAT) == pytest.approx(wait)
+    assert make().deference(NOW + elapsed, BEAT) == pytest.approx((1 - CHECK_FRACTION) * BEAT)
+
+
+def test_why_a_role_may_be_taken() -> None:
+    """By its owner itself, by the next session of the same worker, and by others."""
+    role = make("worker-1.a")
+    assert role.why_free_to("worker-1.a") == "trust lapsed"
+    assert role.why_free_to("worker-1.b") == "session lost"
+    assert role.why_free_to("worker-2.a") == "died"

@@ -1,0 +1,100 @@
+"""Terms whose records others touch in between: refused, or as if it were the first write."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components, Events, Fenced, Term
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.memory import MemoryStore
+
+KEY = "single/x"
+EPOCH = 5
+
+Touch: TypeAlias = Literal["nothing", "drop", "delete", "earlier", "equal", "later", "restore"]
+"""What somebody else does to the record between two calls of a term."""
+
+Call: TypeAlias = Literal["get", "put"]
+
+
+class CountingStore(MemoryStore):
+    """A store that ends a loop of requests without end."""
+
+    writes = 0
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.writes += 1
+        assert self.writes < 50, "it writes again and again"
+        return await super().write(changes)
+
+
+class TermStage:
+    """A term, and a record that others touch."""
+
+    def __init__(self, epoch: int) -> None:
+        clock = FakeClock()
+        self.components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+        self.store = CountingStore(components=self.components)
+        self.replaced: list[int] = []
+        self.epoch = epoch
+        self.term = Term(self.store, epoch, lambda: True, self.components.ids, self.replaced.append)
+        self.count = 0
+
+    async def touch(self, how: Touch) -> None:
+        """Do something to the record without the term."""
+        record = await self.store.get(KEY, tombstones=True)
+        match how:
+            case "drop":
+                await self.store.drop([KEY])
+            case "delete" if record is not None and not record.deleted:
+                await self.store.delete(record)
+            case "earlier" | "equal" | "later":
+                epoch = EPOCH + {"earlier": -1, "equal": 0, "later": 1}[how]
+                await self.store.drop([KEY])
+                await self.store.create(KEY, how, epoch=epoch)
+            case "restore" if record is not None and not record.deleted:
+                # As it was before the term, without its traces.
+                await self.store.drop([KEY])
+                await self.store.create(KEY, "old", epoch=1)
+
+    async def call(self, how: Call) -> None:
+        """Use the term; check the result by what is stored."""
+        before = await self.store.get(KEY, tombstones=True)
+        if how == "get":
+            value = None if before is None or before.deleted else before.value
+            assert await self.term.get(KEY) == value
+        else:
+            self.count += 1
+            await self.term.put(KEY, self.count)
+        after = await self.store.get(KEY)
+        assert after is not None
+        assert after.epoch == (self.epoch or (0 if before is None else before.epoch))
+        if how == "put":
+            assert after.value == self.count
+
+
+TOUCHES = list(itertools.product(get_args(Touch), repeat=2))
+
+
+@pytest.mark.parametrize("calls", [*itertools.product(get_args(Call), repeat=3)], ids="-".join)
+@pytest.mark.parametrize("epoch", [0, EPOCH])
+async def test_a_term_goes_on_unless_another_one_has_sealed(
+    calls: tuple[Call, Call, Call], epoch: int
+) -> None:
+    """Whatever was removed, restored or written meanwhile; it never writes without end."""
+    for touches in TOUCHES:
+        stage = TermStage(epoch)
+        foreign = False
+        for call, touch in zip(calls, ("nothing", *touches), strict=True):
+            await stage.touch(touch)
+            stays = foreign and touch in {"nothing", "delete"}
+            foreign = epoch > 0 and (touch in {"equal", "later"} or stays)
+            if not foreign:
+                await stage.call(call)
+                continue
+            with pytest.raises(Fenced):
+                await stage.call(call)
+            assert stage.replaced[-1] >= epoch
