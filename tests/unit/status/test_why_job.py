@@ -224,6 +224,27 @@ def test_the_reason_is_the_first_that_keeps_a_job_from_firing(
     assert text in reason.text
 
 
+@pytest.mark.parametrize(
+    ("found", "marks"),
+    [
+        (state(), ()),
+        (state(is_removed=True), ("removed",)),
+        (state(pause=JobPause(at=5.0)), ("paused",)),
+        (state(pause=JobPause(at=5.0), edits={"enabled": False}), ("paused", "edited")),
+        (state(edits={"enabled": False}), ("disabled", "edited")),
+        (state(definition=JobDefinition(schedule="@hourly", enabled=False)), ("disabled",)),
+        (state(running=run_of()), ("running",)),
+        (state(running=run_of(), queued=(NOW,)), ("running", "queued")),
+        (state(requests=(RunRequest(id="q", at=NOW),)), ("queued",)),
+        (state(edits={"retries": 3}, is_removed=True), ("removed", "edited")),
+    ],
+)
+def test_a_job_is_marked_with_what_is_special(found: JobState, marks: tuple[str, ...]) -> None:
+    """In this order, and with "no process" at the end if none has its code."""
+    assert status(found).marks == marks
+    assert msgspec.structs.replace(status(found), workers=()).marks == (*marks, "no process")
+
+
 def test_code_that_no_process_has_is_told_apart_from_no_process() -> None:
     """The scheduler runs, but in processes with other jobs."""
     found = msgspec.structs.replace(status(state()), workers=())
@@ -239,6 +260,41 @@ def test_times_are_those_of_the_reason() -> None:
     assert explain(status(state())).until == NOW + HOUR
     vacant = explain(status(state(), leader=None, vacant_since=9.0))
     assert vacant.since == 9.0
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("no-process", {"workers": (), "leader": None}),
+        ("no-code", {"lacks": True}),
+        ("due", {}),
+        ("waiting", {"busy": 1}),
+        ("failing", {"failing": HookFailure(callback="on_become", error="no", at=1.0, times=1)}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("waits", "seen", "since"),
+    [
+        ({}, LATE, NOW + HOUR),
+        ({"requests": (RunRequest(id="q", at=NOW + 30.5),)}, NOW + 60, NOW + 30.5),
+        ({"requests": (RunRequest(id="q", at=NOW + 30.5),)}, LATE, NOW + 30.5),
+        ({"queued": (NOW - HOUR, NOW), "overlap": "queue"}, NOW + 60, NOW - HOUR),
+    ],
+    ids=["late", "asked for", "both", "queued"],
+)
+def test_what_waits_has_waited_since_it_was_due(
+    code: str, changes: dict[str, Any], waits: dict[str, Any], seen: float, since: float
+) -> None:
+    """Or since it was asked for. Found: the next instant was named, which is yet to come."""
+    found = status(
+        state(**waits), seen, **{key: value for key, value in changes.items() if key != "lacks"}
+    )
+    if changes.get("lacks"):
+        found = msgspec.structs.replace(found, workers=())
+    reason = explain(found)
+    assert (reason.code, reason.since) == (code, since)
+    idle = msgspec.structs.replace(status(state()), workers=())
+    assert explain(idle).since is None
 
 
 @pytest.mark.parametrize(
