@@ -245,6 +245,8 @@ async def test_every_end_of_a_task_is_recorded(
     node = LocalNode(10, lambda _: 0, FakeClock(), records)
     for run, state in enumerate(states, 1):
         assert await node.claim(["a"]) == {}
+        (claim,) = await node.list_claims()
+        assert (claim.run, claim.state, claim.ended) == (run, "running", None)
         if loses_replies:
             unreliable.is_applied = True
             with pytest.raises(OutcomeUnknown):
