@@ -26,6 +26,7 @@ from jobsync import (
 )
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler.job_store import JobStore
+from jobsync.status.schedules import read_schedules_status
 
 
 @pytest.fixture
@@ -97,6 +98,13 @@ async def test_a_decorated_function_is_a_job(url: str) -> None:
         assert (await stage.scheduler.job_status("other")).description == "later"
 
 
+async def has_code(stage: Stage, name: str, expected: bool) -> bool:
+    """Whether others know that this process has the code of a job, or that it has not."""
+    database = stage.database
+    status = await read_schedules_status(database.store, database.components)
+    return bool((await status.job(name)).workers) is expected
+
+
 async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
     """A removed job never fires again; its history stays; it can be added again."""
     calls: list[str] = []
@@ -114,7 +122,9 @@ async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
             await scheduler.run_job("tick")
         assert await scheduler.list_jobs() == []
         assert await scheduler.job_history("tick")
+        await until(lambda: has_code(stage, "tick", False), "it says that it has no such code")
         await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("two"))
+        await until(lambda: has_code(stage, "tick", True), "it says that it has the code")
         await until(lambda: "two" in calls, "it runs again")
         runs = await scheduler.job_history("tick", since=removed + 1)
         assert all(entry.status == "success" for entry in runs)
@@ -424,6 +434,7 @@ async def test_removed_jobs_are_forgotten(url: str) -> None:
         assert await parts.jobs.store.heads("schedule/default/run/") == []
         with pytest.raises(NotFound):
             await scheduler.job_history("ran")
+        assert {*parts.cache.known, *parts.retention._pruned, *parts.retention._gaps} <= {"stays"}
         await scheduler.add_job("ran", schedule=NEVER, action=lambda: "again")
         assert await scheduler.run_job("ran") == "again"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobsync.components import Components
@@ -28,6 +28,7 @@ def open_edits() -> JobEdits:
     return JobEdits(records, components.clock, report=lambda _: None)
 
 
+@settings(deadline=None)
 @given(batches=st.lists(BATCHES, max_size=8))
 def test_a_leader_hears_of_every_change_or_that_it_must_look_at_all_jobs(
     batches: list[set[str]],

@@ -1,11 +1,13 @@
 """The jobs that the versions of a fleet's code have, over a store in memory."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from jobsync.components import Components
+from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.memory import MemoryStore
@@ -58,6 +60,50 @@ async def test_a_version_that_no_process_has_is_forgotten_a_day_later(fleet: Fle
     await code.publish()
     await code.forget_old()
     assert await fleet.list_code() == sorted([code.digest, "live", "recent"])
+
+
+@pytest.mark.parametrize("error", [Unavailable("store", "down"), OutcomeUnknown("key", "lost")])
+async def test_a_version_that_could_not_be_stored_is_published_later(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: JobsyncError
+) -> None:
+    """Its session names it only when it is stored; once it is, nothing is written."""
+
+    async def refuse(*_: Any) -> NoReturn:
+        raise error
+
+    code = fleet.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(CodeVersions, "write", refuse)
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                await code.publish()
+            assert fleet.peers == []
+    for _ in range(2):
+        await code.publish()
+        assert [peer.facts for peer in fleet.peers] == [{FACT: code.digest}]
+        assert await fleet.list_code() == [code.digest]
+    code.change()
+    await code.publish()
+    assert len(fleet.peers) == 2
+
+
+async def test_the_count_of_starts_never_goes_back(fleet: Fleet) -> None:
+    """Whatever is written in between: the higher count's definitions hold."""
+    code, highest = fleet.jobs.code, 0
+    for step in ("begin", "clear", "begin", "write", "clear", "clear", "begin", "write", "begin"):
+        if step == "begin":
+            generation = await code.begin_generation()
+            assert generation == highest + 1
+            highest = generation
+        elif step == "clear":
+            await code.clear_defined()
+        else:
+            await code.write_defined("outdated", highest - 1)
+            assert (await code.read_defined()).code == ""
+            await code.write_defined("newest", highest)
+        defined = await code.read_defined()
+        assert defined.generation == highest
+        assert defined.code == ("newest" if step == "write" else "")
 
 
 async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:
