@@ -15,14 +15,15 @@ from jobsync.core.handover import assign
 from jobsync.core.pins import Pin, write_sheet
 from jobsync.core.plan_documents import to_document
 from jobsync.core.trust import Timing
-from jobsync.jobs.foreign_claims import Claim
+from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.registration import NodeRecord
+from jobsync.jobs.registration import NodeRecord, Stage
 from jobsync.stores.opening import open_store
 
 KEYS = JobKeys("sync_")
 DAY, OTHER_DAY = "2026-01-05", "2026-01-06"
-STAGES = ("joining", "ready", "leaving", "left")
+STAGES: tuple[Stage, ...] = ("joining", "ready", "leaving", "left")
+STATES: tuple[ClaimState, ...] = ("running", "done", "failed")
 CONDITIONS = ("live", "silent", "dead", "missing")
 TIMINGS = {"silent": Timing(heartbeat=0.02, timeout=0.3)}
 token_of = token_maker(20)
@@ -64,9 +65,7 @@ async def add_fleet(store: Store) -> None:
     refs = [NodeRef(f"ready-{state}.1", f"ready-{state}") for state in CONDITIONS[:2]]
     plan = assign(assign(Plan.empty(20), refs[:1]), refs)
     await store.create(KEYS.assignment, msgspec.to_builtins(to_document(plan.assignment)))
-    for day, state, number in itertools.product(
-        (DAY, OTHER_DAY), ("running", "done", "failed"), (1, 2)
-    ):
+    for day, state, number in itertools.product((DAY, OTHER_DAY), STATES, (1, 2)):
         task = f"{state}-{number}"
         claim = Claim(
             task=task,
@@ -81,15 +80,19 @@ async def add_fleet(store: Store) -> None:
             ended=None if state == "running" else 200.0,
         )
         await store.create(f"claim/{KEYS.segment}/{day}/{task}", msgspec.to_builtins(claim))
-    for node, patterns, expires in (
+    for creator, patterns, expires in (
         ("a", ("gone-%", "ready-_ive"), None),
         ("b", ("gone-%",), NOW + 1000),
         ("c", ("ready-live",), NOW - 1000),
     ):
         pin = Pin(
-            task=f"by-{node}", token=0, patterns=patterns, reason=f"for {node}", expires_at=expires
+            task=f"by-{creator}",
+            token=0,
+            patterns=patterns,
+            reason=f"for {creator}",
+            expires_at=expires,
         )
-        await store.create(KEYS.pins_of(node), write_sheet(node, [pin]))
+        await store.create(KEYS.pins_of(creator), write_sheet(creator, [pin]))
 
 
 async def add_roles(store: Store) -> None:

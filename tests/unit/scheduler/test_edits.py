@@ -49,6 +49,29 @@ def test_a_leader_hears_of_every_change_or_that_it_must_look_at_all_jobs(
     asyncio.run(scenario())
 
 
+@settings(deadline=None)
+@given(
+    notes=st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from([True, False, None])))
+)
+def test_a_successor_hears_which_jobs_differ_from_their_code(
+    notes: list[dict[str, bool | None]],
+) -> None:
+    """As the latest note of each job says; one that says nothing of it changes nothing."""
+
+    async def scenario() -> None:
+        jobs, special = open_edits(), set[str]()
+        for revision, note in enumerate(notes, 1):
+            await jobs.note(note)
+            for name, is_special in note.items():
+                if is_special is not None:
+                    (special.add if is_special else special.discard)(name)
+            found = await jobs.read()
+            assert found is not None
+            assert (found.revision, found.special) == (revision, tuple(sorted(special)))
+
+    asyncio.run(scenario())
+
+
 async def test_a_leader_that_is_up_to_date_looks_at_what_was_changed_alone() -> None:
     """However many changes there were before."""
     jobs = open_edits()

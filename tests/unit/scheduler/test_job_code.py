@@ -6,6 +6,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from jobsync.components import Components
+from jobsync.core.job_state import JobDefinition
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.job_code import JobCode
@@ -25,6 +26,7 @@ class Fleet:
         self.jobs = JobStore(lambda: self.store, "default", Components.system())
         self.peers: list[SimpleNamespace] = []
         self.clock = SimpleNamespace(now=lambda: NOW, veto="")
+        self.incarnation = ""
 
     async def members(self) -> list[SimpleNamespace]:
         """Return the live sessions."""
@@ -104,6 +106,52 @@ async def test_the_count_of_starts_never_goes_back(fleet: Fleet) -> None:
         defined = await code.read_defined()
         assert defined.generation == highest
         assert defined.code == ("newest" if step == "write" else "")
+
+
+@pytest.mark.parametrize(
+    ("leader", "older", "found"),
+    [
+        ("abc", [], ""),
+        ("ab", [], "c"),
+        ("", [], "abc"),
+        (None, [], "abc"),
+        ("a", ["bc"], ""),
+        ("a", ["b"], "c"),
+        ("a", ["b", "c"], ""),
+        ("a", ["", None], "bc"),
+    ],
+)
+async def test_the_oldest_process_that_has_a_job_fires_what_the_coordinator_lacks(
+    fleet: Fleet, leader: str | None, older: list[str | None], found: str
+) -> None:
+    """Each process by its published code; one that has published none has no jobs."""
+
+    async def publish(jobs: str | None) -> SimpleNamespace:
+        if jobs is None:
+            return SimpleNamespace(incarnation="silent", facts={})
+        await fleet.jobs.code.write(f"code-{jobs}", jobs, NOW)
+        return SimpleNamespace(incarnation=f"has-{jobs}", facts={FACT: f"code-{jobs}"})
+
+    code = fleet.start()
+    known: Any = {
+        name: SimpleNamespace(options=SimpleNamespace(definition=JobDefinition(schedule="@daily")))
+        for name in "abc"
+    }
+    code._known = known
+    await code.publish()
+    own = SimpleNamespace(incarnation="me", facts={FACT: code.digest})
+    fleet.incarnation = own.incarnation
+    candidates = [*[await publish(jobs) for jobs in older], own, await publish("abc")]
+
+    async def list_candidates() -> list[Any]:
+        return candidates
+
+    coordinator: Any = await publish(leader)
+    for _ in range(2):
+        assert await code.find_lacking(coordinator, list_candidates) == {*found}
+    # One that is not a candidate itself fires nothing.
+    candidates = []
+    assert await code.find_lacking(coordinator, list_candidates) == set()
 
 
 async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:
