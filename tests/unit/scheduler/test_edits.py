@@ -19,6 +19,8 @@ BATCHES = st.builds(
 )
 """Some of them fit into the record together, and some do not."""
 
+NOTES = st.dictionaries(st.sampled_from("abc"), st.sampled_from([True, False, None]))
+
 
 def open_edits() -> JobEdits:
     """Return the edits of an empty store."""
@@ -50,9 +52,7 @@ def test_a_leader_hears_of_every_change_or_that_it_must_look_at_all_jobs(
 
 
 @settings(deadline=None)
-@given(
-    notes=st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from([True, False, None])))
-)
+@given(notes=st.lists(NOTES, max_size=8))
 def test_a_successor_hears_which_jobs_differ_from_their_code(
     notes: list[dict[str, bool | None]],
 ) -> None:
