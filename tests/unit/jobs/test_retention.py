@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobsync import Components
@@ -24,6 +24,9 @@ _numbers = itertools.count()
 
 
 @settings(deadline=None)
+@example(uses=[(0, 0.0)], days=1, at=1.5)
+@example(uses=[(0, 0.0)], days=1, at=2.0)
+@example(uses=[(0, 0.9), (1, 0.9)], days=2, at=3.5)
 @given(
     uses=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 30)), max_size=8),
     days=st.integers(1, 10),

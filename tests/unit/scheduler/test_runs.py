@@ -85,8 +85,9 @@ class Stage:
         executor = ActionExecutor(self._act, components=components, threads=UserThreads())
         options = JobOptions(definition=DEFINITION, action=self._act)
         self.job = KnownJob("job", options, executor)
-        parts: Any = (self.cache, self.membership, clock, components, listener, self._build)
-        self.runs = Runs(*cast("Any", parts), limit, {})
+        build = self._build
+        parts: Any = (self.cache, self.membership, clock, components, listener, build, limit, {})
+        self.runs = Runs(*cast("Any", parts))
 
     async def _act(self, _: Any, context: JobContext) -> str:
         self.acted.append(context.execution_id)
