@@ -151,6 +151,12 @@ def leave_early(job: Job) -> None:
     job.__exit__(None, None, None)
 
 
+def stop_and_leave(job: Job) -> None:
+    """Do both."""
+    job.stop()
+    leave_early(job)
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_a_job_can_be_entered_again(memory: str, states: Read, is_enabled: bool) -> None:
     """However it was used before: it joins again, has its tokens and does tasks."""
@@ -161,7 +167,7 @@ def test_a_job_can_be_entered_again(memory: str, states: Read, is_enabled: bool)
         lambda: None,
         job.stop,
         lambda: leave_early(job),
-        lambda: (job.stop(), leave_early(job)),
+        lambda: stop_and_leave(job),
         lambda: 1 // 0,
     ]
     expected: dict[str, str] = {}
