@@ -132,6 +132,53 @@ async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
         assert stage.heard("job-removed")[0]["job_id"] == "tick"
 
 
+async def test_each_change_is_told_once(url: str) -> None:
+    """With its fields; what changes nothing returns False and tells nothing."""
+    async with run_scheduler(url) as stage:
+        scheduler = stage.scheduler
+
+        async def add() -> bool:
+            await scheduler.add_job("job", schedule=NEVER, action=idle)
+            return True
+
+        for change, name, fields in (
+            (add, "job-added", {}),
+            (
+                lambda: scheduler.disable_job("job", "too loud"),
+                "job-disabled",
+                {"reason": "too loud"},
+            ),
+            (lambda: scheduler.enable_job("job"), "job-enabled", {}),
+            (lambda: scheduler.disable_job("job"), "job-disabled", {"reason": ""}),
+            (lambda: scheduler.enable_job("job"), "job-enabled", {}),
+            (
+                lambda: scheduler.update_job("job", retries=3, jitter=5),
+                "job-updated",
+                {"changes": ("jitter", "retries")},
+            ),
+            (
+                lambda: scheduler.update_job("job", retries=4),
+                "job-updated",
+                {"changes": ("retries",)},
+            ),
+            (lambda: scheduler.remove_job("job"), "job-removed", {}),
+        ):
+            for is_first in (True, False):
+                stage.events.clear()
+                if is_first or change is not add:
+                    try:
+                        assert await change() is is_first
+                    except NotFound:
+                        assert (name, is_first) == ("job-removed", False)
+                told = [
+                    {"name": event.name, **msgspec.structs.asdict(event)}
+                    for event in stage.events
+                    if event.name.startswith("plg:scheduler:job-")
+                ]
+                expected = {"name": f"plg:scheduler:{name}", "job_name": "job", **fields}
+                assert told == ([expected] if is_first else [])
+
+
 async def test_a_leader_without_jobs_fires_those_that_are_added_later(url: str) -> None:
     """It was elected, and had nothing to take over, before the first job came."""
     calls: list[str] = []
