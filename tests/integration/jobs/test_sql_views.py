@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psycopg
@@ -23,6 +23,7 @@ from teams import Team, start_team
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.core.trust import Timing
 from jobsync.jobs.events import ViewsMissing
+from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.sql_views import POSTGRES_VIEWS, VIEWS_VERSION
 from jobsync.queue.backend import NewMessage, Settlement
@@ -452,6 +453,47 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
         assert unfinished == {"forgotten", "broken-off"}
         claims = dict(ask(job, "SELECT item, state FROM sync_claim WHERE date = %s", yesterday))
         assert claims == {"forgotten": "failed", "redone": "failed", "broken-off": "running"}
+
+
+def test_a_claim_is_unfinished_unless_its_task_was_done_later(url: str) -> None:
+    """On whatever date: before, afterwards, or not at all."""
+    now = Components.system().clock.wall().seconds
+    today = dt.datetime.now().astimezone().date()
+    dates = [today - dt.timedelta(days=days) for days in (1, 0)]
+    cases = list(itertools.product(["running", "failed", "done", None], repeat=2))
+
+    async def seed() -> None:
+        store = await open_store(url)
+        for number, states in enumerate(cases):
+            for date, state, started in zip(dates, states, (now - DAY, now), strict=True):
+                if state is None:
+                    continue
+                claim = Claim(
+                    task=f"t{number:02}",
+                    token=1,
+                    date=date.isoformat(),
+                    node="a",
+                    owner="a.1",
+                    number=1,
+                    run=1,
+                    state=cast("ClaimState", state),
+                    started=started,
+                    ended=None if state == "running" else started + 1,
+                )
+                await store.create(KEYS.claim(date, claim.task), msgspec.to_builtins(claim))
+        await store.close()
+
+    with start_team(url) as team:
+        (job,) = enter(team, "a")
+        asyncio.run(seed())
+        rows = ask(job, "SELECT item, date FROM sync_unfinished ORDER BY item, date")
+    expected = [
+        (f"t{number:02}", str(date))
+        for number, states in enumerate(cases)
+        for date, state in zip(dates, states, strict=True)
+        if state not in (None, "done") and not (date == dates[0] and states[1] == "done")
+    ]
+    assert [(item, str(date)) for item, date in rows] == expected
 
 
 def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -141,7 +141,7 @@ async def test_each_change_is_told_once(url: str) -> None:
             await scheduler.add_job("job", schedule=NEVER, action=idle)
             return True
 
-        for change, name, fields in (
+        changes: list[tuple[Callable[[], Awaitable[bool]], str, dict[str, Any]]] = [
             (add, "job-added", {}),
             (
                 lambda: scheduler.disable_job("job", "too loud"),
@@ -162,7 +162,8 @@ async def test_each_change_is_told_once(url: str) -> None:
                 {"changes": ("retries",)},
             ),
             (lambda: scheduler.remove_job("job"), "job-removed", {}),
-        ):
+        ]
+        for change, name, fields in changes:
             for is_first in (True, False):
                 stage.events.clear()
                 if is_first or change is not add:
