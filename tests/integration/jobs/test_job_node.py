@@ -9,6 +9,7 @@ from waiting import until
 
 from jobsync import Components, Store
 from jobsync.core.clock import Mono, Wall
+from jobsync.jobs.events import Rebalanced, TokensChanged
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeList
 from jobsync.stores.memory import MemoryStore
@@ -22,6 +23,10 @@ async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: S
     # A clock of which each reading takes a quarter of a second.
     readings = itertools.count()
     first._rebalancer._clock = SimpleNamespace(mono=lambda: Mono(0.25 * next(readings)))
+    rebalanced: list[Rebalanced] = []
+    changed: list[TokensChanged] = []
+    first._events.on(Rebalanced.name, rebalanced.append)
+    first._events.on(TokensChanged.name, changed.append)
     second = await start_node("b")
     await second.stop(30)
     lines = [entry.value for entry in await store.read(JobKeys(SETTINGS.fleet).rebalances)]
@@ -36,7 +41,20 @@ async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: S
     ]
     assert {line["leader_node"] for line in lines} == {"a"}
     assert [line["duration_ms"] for line in lines[1:]] == [250.0, 250.0]
-    assert first.tokens == frozenset(range(20))
+    await until(lambda: first.tokens == frozenset(range(20)), "it has all tokens again")
+    # Events tell the same.
+    told = [
+        (event.node, event.reason, event.nodes_before, event.nodes_after, event.tokens_moved)
+        for event in rebalanced
+    ]
+    assert told == [("a", *reason) for reason in reasons[1:]]
+    numbers = [event.number for event in rebalanced]
+    assert numbers == sorted({*numbers})
+    assert 1 < numbers[0] < numbers[-1] <= first.number
+    gains = [(event.tokens, event.added, event.removed) for event in changed]
+    assert [gain for gain in gains if gain[1] or gain[2]] == [(10, 0, 10), (20, 10, 0)]
+    assert {event.node for event in changed} == {"a"}
+    assert changed[-1].number == first.number
 
 
 async def test_nodes_are_dated_by_the_clock_of_the_store(

@@ -1,13 +1,14 @@
-"""Which nodes of a fleet own tokens."""
+"""Which nodes of a fleet own tokens, and when the leader reads the pins."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobsync.core.assignment import NodeRef, Plan
 from jobsync.core.handover import assign
-from jobsync.jobs.rebalancer import _find_members
+from jobsync.jobs.rebalancer import Rebalancer, _find_members
 from jobsync.jobs.registration import NodeRecord, find_candidates
 
 
@@ -47,3 +48,41 @@ def test_a_node_owns_tokens_once_enough_have_joined(known: str) -> None:
         found = {ref.name for ref in _find_members(before, find_candidates(nodes, ()))}
         enough = {name for name, minimum in waits.items() if minimum <= len(nodes)}
         assert found == enough | {*known}, minimums
+
+
+@pytest.mark.parametrize(
+    ("is_billed", "valid_for", "must_read", "reads"),
+    [
+        # Changes are reported: in a quiet fleet every other round reads.
+        (False, 60.0, False, [True, False, True, False, True]),
+        (False, 60.0, True, [True] * 5),
+        # One has expired by now.
+        (False, 0.0, False, [True] * 5),
+        # Nobody reports changes.
+        (True, 60.0, False, [True] * 5),
+    ],
+)
+async def test_pins_are_read_in_each_round_unless_changes_are_reported(
+    is_billed: bool, valid_for: float, must_read: bool, reads: list[bool]
+) -> None:
+    """And in each round that is to decide anew."""
+    count = 0
+
+    async def read_pins() -> list[int]:
+        nonlocal count
+        count += 1
+        return [count]
+
+    leader: Any = SimpleNamespace(
+        _store=SimpleNamespace(is_billed=is_billed),
+        _pins_valid_for=lambda: valid_for,
+        _pins=None,
+        _read_pins=read_pins,
+    )
+    found = []
+    for _ in reads:
+        before = count
+        pins: Any = await Rebalancer._get_pins(leader, must_read=must_read)
+        assert pins == [count]
+        found.append(count > before)
+    assert found == reads
