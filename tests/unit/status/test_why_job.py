@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jobsync.cli.why import _describe
 from jobsync.coordination.session import HookFailure
 from jobsync.core.firing import next_due, next_instant
 from jobsync.core.job_state import (
@@ -243,6 +244,60 @@ def test_a_job_is_marked_with_what_is_special(found: JobState, marks: tuple[str,
     """In this order, and with "no process" at the end if none has its code."""
     assert status(found).marks == marks
     assert msgspec.structs.replace(status(found), workers=()).marks == (*marks, "no process")
+
+
+def failed_at(instant: float) -> Statistics:
+    """Return statistics with one run that has failed."""
+    run = LastRun(
+        id="r0",
+        instant=int(instant),
+        status="error",
+        started_at=instant,
+        ended_at=instant + 1,
+        error="ValueError: no",
+    )
+    return Statistics(runs=1, failures=1, last_run=run)
+
+
+@pytest.mark.parametrize(
+    ("found", "facts"),
+    [
+        (
+            status(state()),
+            {
+                "schedule": "At the start of every hour (@hourly), UTC",
+                "last run": "2027-01-15 08:00 UTC success",
+                "next": "2027-01-15 09:00 UTC",
+                "leader": "w1",
+                "its code": "on w1, w2",
+            },
+        ),
+        (
+            status(state(statistics=failed_at(NOW))),
+            {"last run": "2027-01-15 08:00 UTC error: ValueError: no"},
+        ),
+        (
+            status(state(edits={"retries": 3, "enabled": False})),
+            {"edited": "retries=3, enabled=False, until its code changes", "next": None},
+        ),
+        (status(state(statistics=Statistics())), {"last run": None, "last gap": None}),
+        (
+            status(state(), gap=msgspec.structs.replace(MISSED, first=MISSED.last, count=1)),
+            {"last gap": "2027-01-15 11:00 UTC missed: nobody led"},
+        ),
+        (
+            status(state(), leader=None, withheld={"w2": "its clock is wrong"}),
+            {"leader": "none", "withheld": "w2: its clock is wrong"},
+        ),
+        (msgspec.structs.replace(status(state()), workers=()), {"its code": "nowhere"}),
+    ],
+)
+def test_people_see_what_is_worth_knowing_of_a_job(
+    found: ScheduledJobStatus, facts: dict[str, str | None]
+) -> None:
+    """Besides the reason; what does not apply is left out."""
+    shown = dict(_describe(found))
+    assert {name: shown.get(name) for name in facts} == facts
 
 
 def test_code_that_no_process_has_is_told_apart_from_no_process() -> None:
