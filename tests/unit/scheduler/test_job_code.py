@@ -6,7 +6,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.job_state import JobDefinition
+from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.job_code import JobCode
@@ -152,6 +152,22 @@ async def test_the_oldest_process_that_has_a_job_fires_what_the_coordinator_lack
     # One that is not a candidate itself fires nothing.
     candidates = []
     assert await code.find_lacking(coordinator, list_candidates) == set()
+
+
+@pytest.mark.parametrize("generations", [{}, {"a": 7}, {"a": 7, "b": 2}, {"other": 9}])
+async def test_if_nobody_can_count_a_start_is_above_those_of_its_jobs(
+    fleet: Fleet, generations: dict[str, int]
+) -> None:
+    """The record of the count is damaged; jobs that this process has not are not read."""
+    for name, generation in generations.items():
+        definition = JobDefinition(schedule="@daily")
+        state = JobState(definition=definition, defined_by="", last=0, generation=generation)
+        await fleet.jobs.create_many({name: state})
+    await fleet.store.create("schedule/default/defined", {"generation": "many"})
+    code = fleet.start()
+    code._known = cast("Any", dict.fromkeys("ab"))
+    own = [generation for name, generation in generations.items() if name in "ab"]
+    assert await code._begin_generation() == 1 + max(own, default=0)
 
 
 async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:

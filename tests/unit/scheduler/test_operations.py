@@ -169,12 +169,21 @@ async def test_a_wrong_question_about_the_history_is_refused(wrong: dict[str, An
         await desk.operations.history("job", after=5)  # type: ignore[arg-type]
 
 
-async def test_a_request_has_the_servers_time() -> None:
-    """Its run is in the history at that time."""
+async def test_a_request_and_a_pause_say_who_and_when_by_the_servers_time() -> None:
+    """The run is in the history at that time."""
     desk = Desk(-7200.0)
     await desk.add()
     request = await desk.operations.request_run("job")
+    assert (request.by, request.owner) == ("operator", "")
     assert request.at == pytest.approx(NOON, abs=2)
+    for reason in ("too loud", ""):
+        assert await desk.operations.pause("job", reason)
+        pause = (await desk.read()).pause
+        assert pause is not None
+        assert (pause.by, pause.reason) == ("operator", reason)
+        assert pause.at == pytest.approx(NOON, abs=2)
+        assert await desk.operations.resume("job")
+    assert (await desk.read()).requests == (request,)
 
 
 async def test_a_measurement_leaves_nothing() -> None:
