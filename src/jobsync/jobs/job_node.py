@@ -115,7 +115,8 @@ class JobNode(NodeLoop):
             return
         async with self._reviewing_pins:
             record = await self._store.get(self._keys.assignment)
-            number = 0 if record is None else record.value["number"]
+            # Empty if a leader has not assigned tokens yet.
+            number = 0 if record is None or record.value is None else record.value["number"]
             # A decision may be under way that does not know the pins. The one after it does.
             self.owned_tokens.withhold(await self._find_pinned_away(tasks), number + 2)
         self._wakeup.set()

@@ -304,7 +304,7 @@ def _explain_job(status: ScheduledJobStatus) -> Reason:
 def _explain_unable(status: ScheduledJobStatus) -> Reason | None:
     """Explain a job that no process can fire."""
     scheduler = status.scheduler
-    since = status.due if status.is_due else None
+    since = _find_due_since(status)
     if not scheduler.workers:
         text = f"no live process runs the scheduler {scheduler.namespace}"
         return Reason("no-process", text, since=since)
@@ -318,6 +318,14 @@ def _explain_unable(status: ScheduledJobStatus) -> Reason | None:
         return Reason("vetoed", _describe_withheld(scheduler), since=scheduler.vacant_since)
     text = "no process is the coordinator: one is elected within its worker_timeout"
     return Reason("no-coordinator", text, since=scheduler.vacant_since)
+
+
+def _find_due_since(status: ScheduledJobStatus) -> float | None:
+    """Return since when something waits to be started; None if nothing does."""
+    instants = [*status.job.queued, *(request.at for request in status.requests)]
+    if status.is_late and status.due is not None:
+        instants.append(status.due)
+    return min(instants, default=None)
 
 
 def _describe_withheld(scheduler: SchedulerStatus) -> str:
@@ -357,8 +365,7 @@ def _explain_due_job(status: ScheduledJobStatus) -> Reason | None:
         return None
     scheduler = status.scheduler
     firing = scheduler.leader if scheduler.leader in status.workers else status.workers[0]
-    instants = [*status.job.queued, *(request.at for request in status.requests), status.due]
-    since = min(at for at in instants if at is not None)
+    since = _find_due_since(status)
     if scheduler.failing is not None:
         error = _first_line(scheduler.failing.error)
         text = f"{firing} cannot lead: {scheduler.failing.callback} raises {error}"

@@ -1,19 +1,24 @@
 """Probes over HTTP: answered whatever else comes to their port."""
 
 import http.client
+import json
+import os
 import resource
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from chance import FakeClock
+from click.testing import CliRunner
 
-from jobsync.cli.health import HealthState
+from jobsync.cli.health import HealthReport, HealthState, health, write_heartbeat
 from jobsync.cli.probes import MAX_CONNECTIONS, serve_probes
+from jobsync.core.clock import Wall
 from jobsync.errors import Misconfigured
 
 PATIENCE = 60.0
@@ -77,6 +82,56 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/health/ready"])
+def test_each_probe_tells_what_is_so_now(path: str) -> None:
+    """Readiness comes and goes; a process that is not ready is alive."""
+    reasons: list[str] = []
+    with serving(reasons) as server:
+        for _ in range(2):
+            assert server.probe(path) == (200, b'{"status": "ready"}')
+            reasons.append("the store does not answer")
+            status, body = server.probe(path)
+            assert (status, json.loads(body)) == (503, {"status": "not_ready", "reasons": reasons})
+            assert server.probe("/livez") == (200, b'{"status": "alive"}')
+            reasons.clear()
+
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize("max_age", [1.0, 15.0])
+@pytest.mark.parametrize("reasons", [[], ["the store does not answer"]])
+@pytest.mark.parametrize("probe", ["live", "ready"])
+def test_health_tells_what_the_heartbeat_file_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    probe: str,
+    reasons: list[str],
+    max_age: float,
+) -> None:
+    """Alive while the file is young, and ready if nothing is in the way; 3 otherwise."""
+    monkeypatch.setattr("jobsync.cli.health.now", lambda: NOW)
+    file = tmp_path / "heartbeat.json"
+    words = [f"--{probe}", "--json", "--heartbeat-file", str(file), "--max-age", str(max_age)]
+    if (probe, max_age) == ("ready", 15.0):
+        # The defaults.
+        words = ["--json", "--heartbeat-file", str(file)]
+    for age in (None, 0.0, 1.0, 2.0, 15.0, 15.5):
+        expected = reasons if probe == "ready" else []
+        if age is None:
+            expected = [f"{file} does not exist: no process has started to work"]
+        else:
+            write_heartbeat(file, HealthReport(status="", reasons=reasons), Wall(NOW - age))
+            if age > max_age:
+                expected = [f"no heartbeat for {age:.0f} s"]
+        done = CliRunner().invoke(health, words)
+        (row,) = json.loads(done.stdout)
+        status = "unhealthy" if expected else {"live": "alive", "ready": "ready"}[probe]
+        pid = None if age is None else os.getpid()
+        assert row == {"status": status, "pid": pid, "reasons": expected}
+        assert done.exit_code == (3 if expected else 0)
 
 
 @pytest.mark.usefixtures("many_files")

@@ -188,7 +188,10 @@ def test_a_purge_asks_for_confirmation(url: str) -> None:
     status, lines = run_on_terminal(url, 80, *words, typed="n\n")
     assert status == 1
     # The terminal echoes what is typed.
-    assert "Remove 2 messages of default/reports (ready, waiting, blocked) permanently? [y/N]" in lines[1]
+    assert (
+        "Remove 2 messages of default/reports (ready, waiting, blocked) permanently? [y/N]"
+        in lines[1]
+    )
     assert read_queue(url, OTHER)["ready"] == 2
     refused = run(url, *words)
     assert (refused.returncode, refused.stdout) == (2, "")

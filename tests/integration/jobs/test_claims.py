@@ -1,7 +1,8 @@
 """Claims are exclusive, never marked by mistake and never lost."""
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 from chance import FakeClock
@@ -9,8 +10,10 @@ from claim_nodes import DAY, MEMORY, RECLAIM_AFTER, TOKEN, ClaimNodes, FaultySto
 
 from jobsync import OutcomeUnknown, Unavailable
 from jobsync.core.clock import Wall
+from jobsync.jobs.claims import Claims
+from jobsync.jobs.foreign_claims import ClaimState
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.stores.contract import Change, Outcome, Unknown
+from jobsync.stores.contract import Applied, Change, Outcome, Unknown
 
 
 @pytest.fixture
@@ -83,6 +86,25 @@ async def test_a_dead_node_s_task_can_be_claimed_after_a_while(nodes: ClaimNodes
     assert not second.is_refused("x")
     assert await claim(second, "x") == {}
     assert await nodes.state("x") == ("running", "b", 2)
+
+
+async def test_each_death_counts_from_when_it_was_known(nodes: ClaimNodes) -> None:
+    """Whatever else is read, or dies, meanwhile."""
+    first, third, second = nodes.node("a"), nodes.node("c"), nodes.node("b")
+    await claim(first, "x")
+    await claim(third, "y")
+    await second.foreign.load({TOKEN}, {})
+    nodes.dead.add("a")
+    second.foreign.record_deaths()
+    nodes.pass_time(RECLAIM_AFTER / 2)
+    nodes.dead.add("c")
+    await second.foreign.load({TOKEN}, {})
+    await second.foreign.refresh()
+    nodes.pass_time(RECLAIM_AFTER / 2)
+    second.foreign.watch_owners()
+    assert (second.is_refused("x"), second.is_refused("y")) == (False, True)
+    nodes.pass_time(RECLAIM_AFTER / 2)
+    assert not second.is_refused("y")
 
 
 async def test_a_task_that_its_live_owner_has_ended_can_be_claimed_again(
@@ -199,6 +221,143 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(
     assert await claim(node, "z") == {}
     assert await nodes.state("x") == ("failed", "a", 1)
     assert await nodes.state("y") == ("failed", "a", 1)
+
+
+class ScriptedStore(FaultyStore):
+    """Treats its next writes as it is told, and the later ones as usual."""
+
+    script: Sequence[str] = ()
+    late: Sequence[Sequence[Change]] = ()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        fault, *self.script = self.script or [""]
+        match fault:
+            case "refused":
+                raise Unavailable(self.name, "silent")
+            case "late":
+                # It arrives when everything is over.
+                self.late = [*self.late, changes]
+                return [Unknown("late") for _ in changes]
+            case "half":
+                # Of a batch, some replies are lost.
+                first, *rest = await self.inner.write(changes)
+                return [first, *(Unknown("lost") for _ in rest)]
+            case "lost":
+                await self.inner.write(changes)
+                return [Unknown("lost") for _ in changes]
+        return await self.inner.write(changes)
+
+    async def arrive(self) -> None:
+        """Deliver what is late; all of it has to be refused."""
+        for changes in self.late:
+            outcomes = await self.inner.write(changes)
+            assert not any(isinstance(outcome, Applied) for outcome in outcomes)
+
+
+FAULTS = ("", "refused", "lost", "late", "half")
+
+
+async def check_stored(nodes: ClaimNodes, node: Claims, tasks: Sequence[str]) -> None:
+    """Check that the store says "running" of exactly those tasks that a node runs."""
+    states = {task: await nodes.state(task) for task in tasks}
+    running = {task for task, state in states.items() if state and state[:2] == ("running", "a")}
+    assert running == {*node.running}
+
+
+@pytest.mark.parametrize("script", list(itertools.product(FAULTS, repeat=3)), ids="-".join)
+async def test_what_a_node_runs_is_what_it_has_claimed(
+    nodes: ClaimNodes, script: tuple[str, ...]
+) -> None:
+    """Whatever becomes of three requests in a row: no claim is left that nobody runs.
+
+    Of the tasks one is new, one was done by this node and two by another one, so that a call writes
+    twice.
+    """
+    nodes.store = store = ScriptedStore(nodes.store.inner)
+    node, other = nodes.node("a"), nodes.node("b")
+    tasks = ["own", "other", "new", "failed"]
+    await claim(node, "own")
+    await node.finish(["own"], "done")
+    await claim(other, "other", "failed")
+    await other.finish(["other"], "done")
+    await other.finish(["failed"], "failed")
+    store.script = script
+    try:
+        lost = await claim(node, *tasks)
+    except (Unavailable, OutcomeUnknown):
+        assert node.running == []
+    else:
+        assert {*node.running} == {*tasks} - {*lost}
+    store.script = ()
+    await node.settle(lambda *_: True)
+    await check_stored(nodes, node, tasks)
+    await store.arrive()
+    await check_stored(nodes, node, tasks)
+    assert await claim(node, *(task for task in tasks if task not in node.running)) == {}
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+@pytest.mark.parametrize("script", list(itertools.product(FAULTS, repeat=2)), ids="-".join)
+async def test_the_end_of_tasks_is_stored_once(
+    nodes: ClaimNodes, script: tuple[str, ...], state: ClaimState
+) -> None:
+    """A failure by itself, a completion by calling again, whatever becomes of two requests."""
+    nodes.store = store = ScriptedStore(nodes.store.inner)
+    node, tasks = nodes.node("a"), ["x", "y"]
+    await claim(node, *tasks)
+    store.script = script
+    for _ in script:
+        try:
+            assert await node.finish(tasks, state) == {}
+        except (Unavailable, OutcomeUnknown):
+            assert state == "done" or node.running == []
+        else:
+            assert node.running == []
+    store.script = ()
+    assert await node.finish(tasks, state) == {}
+    await node.settle(lambda *_: True)
+    await store.arrive()
+    assert {await nodes.state(task) for task in tasks} == {(state, "a", 1)}
+    assert await claim(node, *tasks) == {}
+    assert {await nodes.state(task) for task in tasks} == {("running", "a", 2)}
+
+
+DONE, OTHER_VERSION = "a has done it meanwhile", {"x": "another version"}
+
+
+@pytest.mark.parametrize("once_per_date", [False, True])
+@pytest.mark.parametrize("known", ["all", "none", "this", "another"])
+@pytest.mark.parametrize("state", ["running", "failed", "done"])
+async def test_a_claim_that_is_found_in_the_way(
+    nodes: ClaimNodes, state: str, known: str, once_per_date: bool
+) -> None:
+    """By a node that did not know of it: asked twice, the answer is the same."""
+    first, second = nodes.node("a"), nodes.node("b", once_per_date=once_per_date)
+    await claim(first, "x")
+    if state != "running":
+        await first.finish(["x"], "done" if state == "done" else "failed")
+    versions: dict[str, Mapping[str, str] | None] = {
+        "all": None,
+        "none": {},
+        "this": await second.find_done(["x"]),
+        "another": OTHER_VERSION,
+    }
+    match state, once_per_date:
+        case "running", _:
+            expected = "a is doing it"
+        case "done", True:
+            expected = "a has done it on this date"
+        case "done", False:
+            expected = DONE if known in ("none", "another") else ""
+        case _:
+            expected = ""
+    for _ in range(2 if expected else 1):
+        lost = await second.add({"x": TOKEN}, 1, lambda *_: True, versions[known])
+        if once_per_date and state == "done" and lost == {"x": "a has just done it"}:
+            # It is remembered.
+            continue
+        assert lost == ({"x": expected} if expected else {})
+    assert (second.running == ["x"]) is not bool(expected)
 
 
 async def test_an_unreadable_claim_stops_no_other(nodes: ClaimNodes) -> None:

@@ -1,19 +1,25 @@
 """The settings that all nodes of a fleet share change when no node is alive, and only then."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from job_nodes import SETTINGS, start_nodes_on
 from msgspec.structs import replace
 from teams import start_team
 
-from jobsync import ClaimLost, Job, Membership
+from jobsync import ClaimLost, Components, Job, Membership
+from jobsync.core.assignment import token_of
+from jobsync.core.pins import Pin, write_sheet
 from jobsync.jobs.events import SettingsChanged
-from jobsync.jobs.fleet_settings import SettingsDiffer
+from jobsync.jobs.fleet_settings import FleetSettings, SettingsDiffer
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode
-from jobsync.stores.contract import Record
+from jobsync.stores.contract import Change, Outcome, Record, Store
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
 from jobsync.stores.opening import open_store
 
 OTHER: dict[str, Any] = {"total_tokens": 25, "hash_function": "sha256"}
@@ -104,6 +110,46 @@ async def test_a_live_node_keeps_its_settings_after_an_interrupted_change(url: s
         record = await node.membership.store.get(JobKeys("sync_").settings)
     assert record is not None
     assert record.value == settled
+
+
+class OvertakenStore(StoreDecorator):
+    """A store in which another writer is first, once for each sheet of pins."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.overtaken: set[str] = set()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        for change in changes:
+            if change.key not in self.overtaken:
+                self.overtaken.add(change.key)
+                record = await self.inner.get(change.key)
+                assert record is not None
+                pins = [
+                    Pin(task=f"t{n}", token=token_of(f"t{n}", 20), patterns=("a",)) for n in (1, 2)
+                ]
+                document = write_sheet(record.value["created_by"], pins)
+                await self.inner.write([record.replace(document)])
+        return await super().write(changes)
+
+
+async def test_pins_that_are_written_during_a_change_follow_too() -> None:
+    """Their writer computed the tokens by the settings before."""
+    components = Components.system()
+    inner, keys = MemoryStore(components=components), JobKeys("sync_")
+    for node in ("a", "b", "c"):
+        pin = Pin(task="t1", token=token_of("t1", 20), patterns=("a",))
+        await inner.create(keys.pins_of(node), write_sheet(node, [pin]))
+    store = OvertakenStore(inner)
+    membership: Any = SimpleNamespace(store=store, components=components)
+    values = {"total_tokens": 977, "hash_function": "sha256"}
+    settings = FleetSettings(membership, keys, "a", values, cast("Any", None))
+    await settings._rewrite_pins(values)
+    assert len(store.overtaken) == 3
+    expected = [token_of(task, 977, "sha256") for task in ("t1", "t2")]
+    for record in await inner.scan(keys.pins):
+        (batch,) = record.value["batches"]
+        assert (batch["tasks"], batch["tokens"]) == (["t1", "t2"], expected)
 
 
 async def start_unready(url: str, stack: AsyncExitStack) -> Any:

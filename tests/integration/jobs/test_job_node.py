@@ -1,15 +1,32 @@
 """Nodes of one fleet, from joining to leaving."""
 
+import itertools
+from types import SimpleNamespace
+
+import pytest
 from job_nodes import SETTINGS, StartNode
 from waiting import until
 
-from jobsync import Store
+from jobsync import Components, Store
+from jobsync.core.clock import Mono, Wall
+from jobsync.jobs.events import Rebalanced, TokensChanged
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeList
+from jobsync.stores.memory import MemoryStore
+
+HOUR = 3600.0
 
 
 async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: Store) -> None:
     """First all tokens are assigned, then a node joins, then one leaves."""
     first = await start_node("a")
+    # A clock of which each reading takes a quarter of a second.
+    readings = itertools.count()
+    first._rebalancer._clock = SimpleNamespace(mono=lambda: Mono(0.25 * next(readings)))
+    rebalanced: list[Rebalanced] = []
+    changed: list[TokensChanged] = []
+    first._events.on(Rebalanced.name, rebalanced.append)
+    first._events.on(TokensChanged.name, changed.append)
     second = await start_node("b")
     await second.stop(30)
     lines = [entry.value for entry in await store.read(JobKeys(SETTINGS.fleet).rebalances)]
@@ -23,7 +40,38 @@ async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: S
         ("membership_change", 2, 1, 10),
     ]
     assert {line["leader_node"] for line in lines} == {"a"}
-    assert first.tokens == frozenset(range(20))
+    assert [line["duration_ms"] for line in lines[1:]] == [250.0, 250.0]
+    await until(lambda: first.tokens == frozenset(range(20)), "it has all tokens again")
+    # Events tell the same.
+    told = [
+        (event.node, event.reason, event.nodes_before, event.nodes_after, event.tokens_moved)
+        for event in rebalanced
+    ]
+    assert told == [("a", *reason) for reason in reasons[1:]]
+    numbers = [event.number for event in rebalanced]
+    assert numbers == sorted({*numbers})
+    assert 1 < numbers[0] < numbers[-1] <= first.number
+    gains = [(event.tokens, event.added, event.removed) for event in changed]
+    assert [gain for gain in gains if gain[1] or gain[2]] == [(10, 0, 10), (20, 10, 0)]
+    assert {event.node for event in changed} == {"a"}
+    assert changed[-1].number == first.number
+
+
+async def test_nodes_are_dated_by_the_clock_of_the_store(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may differ from this machine's."""
+    wall = Components.system().clock.wall
+
+    async def now(_: MemoryStore) -> Wall:
+        return wall() + HOUR
+
+    monkeypatch.setattr(MemoryStore, "now", now)
+    node = await start_node("a")
+    await node.claims.store_clock.read()
+    (found,) = await NodeList(node).active()
+    for field in ("created_on", "last_heartbeat"):
+        assert found[field].timestamp() == pytest.approx(wall().seconds + HOUR, abs=60)
 
 
 async def test_an_observer_waits_for_no_node_and_owns_nothing(start_node: StartNode) -> None:
@@ -32,6 +80,22 @@ async def test_an_observer_waits_for_no_node_and_owns_nothing(start_node: StartN
     assert observer.tokens == frozenset()
     worker = await start_node("a")
     assert len(worker.tokens) == 20
+
+
+async def test_tasks_can_be_pinned_before_tokens_are_assigned(
+    start_node: StartNode, store: Store
+) -> None:
+    """Found: an observer without other nodes leads and assigns nothing; a pin was a TypeError."""
+    observer = await start_node("watcher", is_observer=True)
+    key = JobKeys(SETTINGS.fleet).assignment
+
+    async def is_sealed() -> bool:
+        return await store.get(key) is not None
+
+    await until(is_sealed, "it leads")
+    await observer.withhold_pinned({"t": observer.token("t")})
+    worker = await start_node("a")
+    assert worker.can_claim("t")
 
 
 async def test_a_node_that_retires_claims_nothing_more_and_hands_over(

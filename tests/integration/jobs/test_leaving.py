@@ -146,13 +146,61 @@ def test_leaving_is_safe_to_repeat(memory: str) -> None:
     job.__exit__(None, None, None)
 
 
-def test_a_job_can_be_entered_again(memory: str, states: Read) -> None:
-    """It joins again."""
-    job = make(memory)
-    for task in ("x", "y"):
+def leave_early(job: Job) -> None:
+    """Leave from further up the stack, as a signal handler does."""
+    job.__exit__(None, None, None)
+
+
+def stop_and_leave(job: Job) -> None:
+    """Do both."""
+    job.stop()
+    leave_early(job)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_job_can_be_entered_again(memory: str, states: Read, is_enabled: bool) -> None:
+    """However it was used before: it joins again, has its tokens and does tasks."""
+    config = CoordinationConfig(total_tokens=10, enabled=is_enabled)
+    job = make(memory, coordination_config=config)
+    job.stop()
+    ends: list[Callable[[], object]] = [
+        lambda: None,
+        job.stop,
+        lambda: leave_early(job),
+        lambda: stop_and_leave(job),
+        lambda: 1 // 0,
+    ]
+    expected: dict[str, str] = {}
+    for number, end in enumerate([*ends, *ends]):
+        with suppress(ZeroDivisionError), job:
+            assert len(job.my_tokens) == 10
+            assert job.can_claim_task(f"a{number}")
+            job.add_task(f"a{number}")
+            job.write_audit()
+            assert [task.text for task in job.tasks([f"b{number}"])] == [f"b{number}"]
+            with job.task(f"c{number}"):
+                pass
+            expected |= {f"{name}{number}": "done" for name in "abc"}
+            end()
+            assert job.can_claim_task("z") is (end is ends[0])
+    assert {task: state for task, state in states().items() if task in expected} == expected
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_pins_of_earlier_uses_stay_or_are_replaced(memory: str, clears: bool) -> None:
+    """With `clear_existing_locks` also if there are no new ones, with and without a provider."""
+    expected: set[str] = set()
+    for tasks in (["x", "y"], ["z"], [], ["u"], None, ["v"]):
+
+        def provide(job: Job, tasks: list[str] | None = tasks) -> None:
+            for task in tasks or []:
+                job.register_lock(task, "gone-%")
+
+        provider = None if tasks is None else provide
+        job = make(memory, lock_provider=provider, clear_existing_locks=clears)
         with job:
-            job.add_task(task)
-    assert states() == {"x": "done", "y": "done"}
+            expected = {*(tasks or [])} | (set() if clears else expected)
+            assert {lock["task_id"] for lock in job.list_locks()} == expected
 
 
 def test_a_job_that_is_not_entered_refuses_to_work(memory: str) -> None:

@@ -6,13 +6,15 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from chance import FakeClock
 
 from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable
 from jobsync.core.clock import Mono
+from jobsync.core.trust import Timing
 from jobsync.errors import OutcomeUnknown
-from jobsync.jobs.foreign_claims import ClaimState
+from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
 from jobsync.stores.contract import Change, Outcome, Store, Unknown
@@ -215,6 +217,38 @@ class Overtaken(StoreDecorator):
         return await self.inner.write(changes)
 
 
+@pytest.mark.parametrize("session", [None, "live", "dead"])
+@pytest.mark.parametrize("state", ["running", "done", "failed"])
+async def test_an_end_replaces_all_but_the_claims_of_live_nodes(
+    store: Store, state: ClaimState, session: str | None
+) -> None:
+    """Only those go on; the others are earlier runs."""
+    found = Claim(
+        task="x",
+        token=0,
+        date=DAY.isoformat(),
+        node="fleet",
+        owner="w.1",
+        number=3,
+        run=4,
+        state=state,
+        started=1.0,
+    )
+    await store.create(KEYS.claim(DAY, "x"), msgspec.to_builtins(found))
+    if session is not None:
+        timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0))
+        record = {"worker": "w", "state": session, "beat": 1, "timing": timing}
+        await store.create("session/w.1", record)
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    is_refused = (state, session) == ("running", "live")
+    refused = await records.add({"x": Components.system().clock.mono()}, "done")
+    assert refused == ({"x": "fleet is doing it"} if is_refused else {})
+    (claim,) = await records.list_all({})
+    assert (claim.node, claim.run, claim.state) == (
+        ("fleet", 4, "running") if is_refused else ("alone", 5, "done")
+    )
+
+
 @pytest.mark.parametrize("is_applied", [True, False])
 async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: bool) -> None:
     """The caller ends the task again; if the first write had landed, it is not repeated."""
@@ -245,6 +279,8 @@ async def test_every_end_of_a_task_is_recorded(
     node = LocalNode(10, lambda _: 0, FakeClock(), records)
     for run, state in enumerate(states, 1):
         assert await node.claim(["a"]) == {}
+        (claim,) = await node.list_claims()
+        assert (claim.run, claim.state, claim.ended) == (run, "running", None)
         if loses_replies:
             unreliable.is_applied = True
             with pytest.raises(OutcomeUnknown):

@@ -119,14 +119,15 @@ async def test_an_unused_answer_delays_a_revocation_only_briefly(
     assert not owner.owned_tokens.owns("x", token)
 
 
+def never(*_: Any) -> None:
+    """Fail: nobody waits for a claim."""
+    pytest.fail("waited for a claim")
+
+
 async def test_a_task_that_is_claimed_already_delays_nothing(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that was followed by a claim is used up."""
-
-    def never(*_: Any) -> None:
-        pytest.fail("waited for a claim that was made")
-
     await owner.owned_tokens.apply(alone())
     plan, token = shared()
     assert owner.owned_tokens.may_claim("x", token)
@@ -170,12 +171,16 @@ async def test_without_a_shared_clock_numbers_show_what_was_just_done(
     await other.finish(["old"], "done")
     await owner.owned_tokens.apply(alone())
     assert not owner.claims.is_refused("old")
+    # It does not know yet that this node has joined.
+    await other.add({"late": TOKEN}, 0, lambda *_: True)
+    await other.finish(["late"], "done")
     await claim(other, "x")
     await other.finish(["x"], "done")
     nodes.clock.wall_seconds += 300
     owner.join("a.2")
     await owner.owned_tokens.apply(assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation}))
     assert owner.claims.is_refused("x")
+    assert owner.claims.is_refused("late")
     nodes.pass_time(MEMORY)
     assert not owner.claims.is_refused("x")
 
@@ -201,8 +206,11 @@ async def test_withheld_tasks_return_with_the_assignment_that_knows_their_pins(
     assert owned.withheld == {}
 
 
-async def test_a_withheld_task_is_not_kept_for_an_answer(owner: Owner) -> None:
+async def test_a_withheld_task_is_not_kept_for_an_answer(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A revocation does not wait for a claim that would be refused."""
+    monkeypatch.setattr(owner.claims, "wait_until_claiming", never)
     owned = owner.owned_tokens
     await owned.apply(alone())
     plan, token = shared()

@@ -9,22 +9,29 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import psycopg
 import pytest
 import servers
 from teams import Team, start_team
 
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
+from jobsync.core.trust import Timing
 from jobsync.jobs.events import ViewsMissing
+from jobsync.jobs.foreign_claims import Claim, ClaimState
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.sql_views import POSTGRES_VIEWS, VIEWS_VERSION
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
 
 _numbers = itertools.count()
+DAY = 86_400.0
+KEYS = JobKeys("sync_")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -56,6 +63,67 @@ def wait(team: Team, job: Job, query: str, expected: list[tuple[Any, ...]]) -> N
     team.until(lambda: ask(job, query) == expected)
 
 
+def check_claims(job: Job) -> None:
+    """Check that each column of the views of tasks says what the claims say."""
+    claims = sorted(job._call(job._entered_node.list_claims()), key=lambda claim: claim.task)
+    columns = "node, item, task_id, date, state, run, token_id, incarnation, created_on, NULL"
+    found: list[tuple[Any, ...]] = [
+        (c.node, c.task, c.task, c.date, c.state, c.run, c.token, c.owner, c.started, None)
+        for c in claims
+    ]
+    check_rows(job, "sync_claim", columns, found)
+    check_rows(job, "sync_unfinished", columns, [row for row in found if row[4] != "done"])
+    columns = "node, item, task_id, date, 'done', run, NULL, NULL, started_on, created_on"
+    audits = [
+        (c.node, c.task, c.task, c.date, "done", c.run, None, None, c.started, c.ended)
+        for c in claims
+        if c.state == "done"
+    ]
+    check_rows(job, "sync_audit", columns, audits)
+
+
+def check_rows(job: Job, view: str, columns: str, expected: Sequence[tuple[Any, ...]]) -> None:
+    """Check the rows of a view; the fourth column is a date, the last two are instants."""
+    rows = [
+        (*row[:3], str(row[3]), *row[4:8], *map(read_seconds, row[8:]))
+        for row in ask(job, f"SELECT {columns} FROM {view} ORDER BY item")
+    ]
+    assert [row[:8] for row in rows] == [row[:8] for row in expected], view
+    times = [at for row in expected for at in row[8:]]
+    assert [at for row in rows for at in row[8:]] == pytest.approx(times, abs=0.002), view
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return an instant of a view in Unix seconds."""
+    return None if value is None else read_instant(value).timestamp()
+
+
+def check_leader_and_tokens(job: Job) -> None:
+    """Check that each column about the leader and the tokens says what the records say."""
+    membership = job._membership
+    assert membership is not None
+    role, query = None, "SELECT node, incarnation, epoch, since, until FROM sync_leader"
+    row: tuple[Any, ...] = ()
+    while (before := job._call(membership.store.get(f"role/{KEYS.segment}/jobs"))) != role:
+        # The leader may renew it at any moment.
+        role = before
+        (row,) = ask(job, query)
+    assert role is not None
+    node, owner, epoch, since, until = row
+    assert (node, owner, epoch) == ("a", role.value["owner"], role.value["epoch"])
+    times = [role.value["since"], role.value["until"]]
+    assert [read_seconds(since), read_seconds(until)] == pytest.approx(times, abs=0.002)
+    assert ask(job, "SELECT DISTINCT version FROM sync_token") == [(job.token_version,)]
+    lines = [entry.value for entry in job._call(membership.store.read(KEYS.rebalances))]
+    fields = list(lines[0])
+    rows = ask(job, f"SELECT {', '.join(fields)} FROM sync_rebalance ORDER BY id")
+    assert [dict(zip(fields, row, strict=True)) for row in rows] == lines
+    assert {"trigger_reason", "nodes_before", "nodes_after", "duration_ms"} <= {*fields}
+    now = Components.system().clock.wall().seconds
+    for (at,) in ask(job, "SELECT triggered_at FROM sync_rebalance"):
+        assert read_seconds(at) == pytest.approx(now, abs=60)
+
+
 def test_views_show_what_nodes_know(url: str) -> None:
     """Nodes, the leader, tokens, claims, audits and the history of rebalances."""
     with start_team(url) as team:
@@ -70,6 +138,8 @@ def test_views_show_what_nodes_know(url: str) -> None:
         mine = [f"t{n}" for n in range(40) if a.can_claim_task(f"t{n}")]
         a.add_tasks(mine)
         assert len(ask(a, "SELECT item FROM sync_claim WHERE node = 'a'")) == len(mine)
+        check_claims(a)
+        check_leader_and_tokens(a)
         with a.task("one-more") if a.can_claim_task("one-more") else b.task("one-more"):
             pass
         assert ask(b, "SELECT item, task_id FROM sync_audit") == [("one-more", "one-more")]
@@ -80,6 +150,13 @@ def test_views_show_what_nodes_know(url: str) -> None:
         moved = ask(a, "SELECT trigger_reason, leader_node, tokens_moved FROM sync_rebalance")
         assert ("initial_distribution", "a", 60) in moved
         assert ("membership_change", "a", 30) in moved
+        # Some run again, some have failed, the others are done.
+        with pytest.raises(ZeroDivisionError), a.task(mine[0]):
+            raise ZeroDivisionError
+        a.add_tasks(mine[1:3])
+        check_claims(a)
+        states = dict(ask(b, "SELECT state, count(*) FROM sync_claim GROUP BY state"))
+        assert states == {"failed": 1, "running": 2, "done": len(mine) - 2}
 
 
 def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
@@ -177,6 +254,70 @@ def test_locks_show_the_pattern_in_force_and_the_owner(url: str) -> None:
             "SELECT reason, created_by, expires_at > created_at FROM sync_lock WHERE task_id = 't'",
         )
         assert (reason, by, left) == ("why", "a", True)
+        # Of a pin that several nodes have made, the last end counts; a different reason is another.
+        shared = {"p1": (1, 3, 2), "p2": (3, None, 1), "p3": (2,)}
+        for task, lifetimes in shared.items():
+            for job, days in zip(jobs, lifetimes, strict=False):
+                job.register_lock(task, "gone-%", "shared", expires_in_days=days)
+        jobs[1].register_lock("p3", "gone-%", "another", expires_in_days=5)
+        now = Components.system().clock.wall().seconds
+        ends = ask(a, "SELECT task_id, reason, expires_at FROM sync_lock WHERE task_id LIKE 'p_'")
+        days_left = sorted(
+            (
+                task,
+                reason,
+                None if end is None else round((read_instant(end).timestamp() - now) / DAY),
+            )
+            for task, reason, end in ends
+        )
+        assert days_left == [
+            *[("p1", "shared", 3)] * 3,
+            *[("p2", "shared", None)] * 3,
+            *[("p3", "another", 5), ("p3", "shared", 2)],
+        ]
+
+
+def read_instant(value: Any) -> dt.datetime:
+    """Return an instant of a view, which is text on SQLite."""
+    if isinstance(value, dt.datetime):
+        return value
+    return dt.datetime.fromisoformat(str(value)).replace(tzinfo=dt.UTC)
+
+
+def test_heartbeats_of_nodes_are_those_of_their_sessions(url: str) -> None:
+    """Live or dead by their own timeout; a death was written after a silence of that time."""
+    now = Components.system().clock.wall().seconds
+    sessions = {"live": ("live", 1000.0), "dead": ("dead", 1000.0), "short": ("dead", 15.0)}
+
+    async def seed() -> None:
+        store = await open_store(url)
+        for name in (*sessions, "gone"):
+            facts = {"stage": "ready", "applied": 3, "is_observer": True, "host": "h", "pid": 7}
+            record = {"name": name, "incarnation": f"{name}.1", "created": now - 50, **facts}
+            await store.create(KEYS.node(name), record)
+        for name, (state, timeout) in sessions.items():
+            timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=timeout))
+            record = {"worker": name, "state": state, "beat": 1, "timing": timing}
+            await store.create(f"session/{name}.1", record)
+        await store.close()
+
+    with start_team(url) as team:
+        (job,) = enter(team, "a")
+        asyncio.run(seed())
+        columns = "name, status, stage, is_leader, is_observer, host, pid, incarnation"
+        query = f"SELECT {columns}, token_version, created_on, last_heartbeat FROM sync_node"
+        rows = {row[0]: row[1:] for row in ask(job, query)}
+    assert rows.keys() == {"a", *sessions, "gone"}
+    silences = {"live": 0.0, "dead": 1000.0, "short": 15.0}
+    for name, row in rows.items():
+        if name == "a":
+            continue
+        status = "ACTIVE" if name == "live" else "DEAD"
+        assert row[:8] == (status, "ready", False, True, "h", 7, f"{name}.1", 3)
+        created, heard = (read_instant(value).timestamp() for value in row[8:])
+        assert created == pytest.approx(now - 50, abs=1)
+        if name in silences:
+            assert heard == pytest.approx(now - silences[name], abs=10)
 
 
 def test_a_pin_that_is_not_in_force_is_misplaced(url: str) -> None:
@@ -312,6 +453,47 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
         assert unfinished == {"forgotten", "broken-off"}
         claims = dict(ask(job, "SELECT item, state FROM sync_claim WHERE date = %s", yesterday))
         assert claims == {"forgotten": "failed", "redone": "failed", "broken-off": "running"}
+
+
+def test_a_claim_is_unfinished_unless_its_task_was_done_later(url: str) -> None:
+    """On whatever date: before, afterwards, or not at all."""
+    now = Components.system().clock.wall().seconds
+    today = dt.datetime.now().astimezone().date()
+    dates = [today - dt.timedelta(days=days) for days in (1, 0)]
+    cases = list(itertools.product(["running", "failed", "done", None], repeat=2))
+
+    async def seed() -> None:
+        store = await open_store(url)
+        for number, states in enumerate(cases):
+            for date, state, started in zip(dates, states, (now - DAY, now), strict=True):
+                if state is None:
+                    continue
+                claim = Claim(
+                    task=f"t{number:02}",
+                    token=1,
+                    date=date.isoformat(),
+                    node="a",
+                    owner="a.1",
+                    number=1,
+                    run=1,
+                    state=cast("ClaimState", state),
+                    started=started,
+                    ended=None if state == "running" else started + 1,
+                )
+                await store.create(KEYS.claim(date, claim.task), msgspec.to_builtins(claim))
+        await store.close()
+
+    with start_team(url) as team:
+        (job,) = enter(team, "a")
+        asyncio.run(seed())
+        rows = ask(job, "SELECT item, date FROM sync_unfinished ORDER BY item, date")
+    expected = [
+        (f"t{number:02}", str(date))
+        for number, states in enumerate(cases)
+        for date, state in zip(dates, states, strict=True)
+        if state not in (None, "done") and not (date == dates[0] and states[1] == "done")
+    ]
+    assert [(item, str(date)) for item, date in rows] == expected
 
 
 def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ class OwningNode:
         self.claims = nodes.node(name)
         self.failure: BaseException | None = None
         self.is_retiring = False
+        self.is_able = True
         self.poll_interval = 5.0
 
     def can_claim(self, task: str) -> bool:
-        return not self.claims.is_refused(task)
+        return self.is_able and not self.claims.is_refused(task)
 
     async def claim(self, tasks: Any, known: Any = None) -> dict[str, str]:
         return await self.claims.add(dict.fromkeys(tasks, TOKEN), 1, lambda *_: True, known)
@@ -155,6 +156,23 @@ def test_a_task_done_by_another_node_during_a_round_is_skipped(nodes: ClaimNodes
     assert run(quick.claim(["2"])) == {}
     run(quick.finish(["2"]))
     assert names(tasks) == []
+
+
+def test_rounds_without_work_are_further_and_further_apart(nodes: ClaimNodes) -> None:
+    """Up to the node's interval; after a round with work they begin anew."""
+    node, clock = OwningNode(nodes, "a"), FakeClock()
+    tasks = TaskLoop(node, clock, lambda: ["1"])
+    pauses = [0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.5]
+    for pause in pauses:
+        node.is_able = not pause
+        # Twice: what is done is pending again if it was done before the list was read.
+        for _ in range(2):
+            assert run(tasks.start_round(tasks.read()))
+        if node.is_able:
+            assert run(tasks.next()).text == "1"
+        before = clock.mono_seconds
+        assert run(tasks.next()) is None
+        assert clock.mono_seconds - before == pause
 
 
 def test_an_outage_only_delays(nodes: ClaimNodes) -> None:

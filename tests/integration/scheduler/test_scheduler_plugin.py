@@ -4,7 +4,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from jobsync import (
 )
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler.job_store import JobStore
+from jobsync.status.schedules import read_schedules_status
 
 
 @pytest.fixture
@@ -97,6 +98,13 @@ async def test_a_decorated_function_is_a_job(url: str) -> None:
         assert (await stage.scheduler.job_status("other")).description == "later"
 
 
+async def has_code(stage: Stage, name: str, expected: bool) -> bool:
+    """Whether others know that this process has the code of a job, or that it has not."""
+    database = stage.database
+    status = await read_schedules_status(database.store, database.components)
+    return bool((await status.job(name)).workers) is expected
+
+
 async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
     """A removed job never fires again; its history stays; it can be added again."""
     calls: list[str] = []
@@ -114,12 +122,62 @@ async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
             await scheduler.run_job("tick")
         assert await scheduler.list_jobs() == []
         assert await scheduler.job_history("tick")
+        await until(lambda: has_code(stage, "tick", False), "it says that it has no such code")
         await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("two"))
+        await until(lambda: has_code(stage, "tick", True), "it says that it has the code")
         await until(lambda: "two" in calls, "it runs again")
         runs = await scheduler.job_history("tick", since=removed + 1)
         assert all(entry.status == "success" for entry in runs)
         assert [event.name for event in stage.heard("job-added")] == ["plg:scheduler:job-added"]
         assert stage.heard("job-removed")[0]["job_id"] == "tick"
+
+
+async def test_each_change_is_told_once(url: str) -> None:
+    """With its fields; what changes nothing returns False and tells nothing."""
+    async with run_scheduler(url) as stage:
+        scheduler = stage.scheduler
+
+        async def add() -> bool:
+            await scheduler.add_job("job", schedule=NEVER, action=idle)
+            return True
+
+        changes: list[tuple[Callable[[], Awaitable[bool]], str, dict[str, Any]]] = [
+            (add, "job-added", {}),
+            (
+                lambda: scheduler.disable_job("job", "too loud"),
+                "job-disabled",
+                {"reason": "too loud"},
+            ),
+            (lambda: scheduler.enable_job("job"), "job-enabled", {}),
+            (lambda: scheduler.disable_job("job"), "job-disabled", {"reason": ""}),
+            (lambda: scheduler.enable_job("job"), "job-enabled", {}),
+            (
+                lambda: scheduler.update_job("job", retries=3, jitter=5),
+                "job-updated",
+                {"changes": ("jitter", "retries")},
+            ),
+            (
+                lambda: scheduler.update_job("job", retries=4),
+                "job-updated",
+                {"changes": ("retries",)},
+            ),
+            (lambda: scheduler.remove_job("job"), "job-removed", {}),
+        ]
+        for change, name, fields in changes:
+            for is_first in (True, False):
+                stage.events.clear()
+                if is_first or change is not add:
+                    try:
+                        assert await change() is is_first
+                    except NotFound:
+                        assert (name, is_first) == ("job-removed", False)
+                told = [
+                    {"name": event.name, **msgspec.structs.asdict(event)}
+                    for event in stage.events
+                    if event.name.startswith("plg:scheduler:job-")
+                ]
+                expected = {"name": f"plg:scheduler:{name}", "job_name": "job", **fields}
+                assert told == ([expected] if is_first else [])
 
 
 async def test_a_leader_without_jobs_fires_those_that_are_added_later(url: str) -> None:
@@ -424,6 +482,7 @@ async def test_removed_jobs_are_forgotten(url: str) -> None:
         assert await parts.jobs.store.heads("schedule/default/run/") == []
         with pytest.raises(NotFound):
             await scheduler.job_history("ran")
+        assert {*parts.cache.known, *parts.retention._pruned, *parts.retention._gaps} <= {"stays"}
         await scheduler.add_job("ran", schedule=NEVER, action=lambda: "again")
         assert await scheduler.run_job("ran") == "again"
 

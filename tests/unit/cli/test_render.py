@@ -1,10 +1,17 @@
-"""How the command line shows values to people."""
+"""How the command line shows values to people, and reads what they write."""
 
 import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
-from jobsync.cli.render import format_time, show_facts
+from jobsync.cli.render import Column, ago, format_time, show_facts, show_rows
+from jobsync.cli.schedules import _read_since
+from jobsync.components import Components
 
 
 @pytest.mark.parametrize(
@@ -21,6 +28,83 @@ from jobsync.cli.render import format_time, show_facts
 def test_any_number_of_seconds_is_shown(seconds: object, shown: str) -> None:
     """Also one that no calendar has, such as milliseconds by mistake."""
     assert re.fullmatch(shown, format_time(seconds))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0.0 s ago"),
+        (-0.5, "in 0.5 s"),
+        (119.9, "119.9 s ago"),
+        (120, "2 min ago"),
+        (2 * 3600 - 1, "120 min ago"),
+        (2 * 3600, "2 h ago"),
+        (2 * 86_400 - 1, "48 h ago"),
+        (-2 * 86_400, "in 2 d"),
+        (None, "-"),
+    ],
+)
+def test_a_duration_is_shown_in_one_unit(seconds: object, shown: str) -> None:
+    """The next larger one from two of it on; what is to come is told apart."""
+    assert ago(seconds) == shown
+
+
+@contextmanager
+def in_zone(zone: str) -> Iterator[None]:
+    """Let this process be in a time zone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "utc"),
+    [
+        ("UTC", "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        ("Asia/Tokyo", "2026-01-31", datetime(2026, 1, 30, 15, tzinfo=UTC)),
+        ("Asia/Tokyo", "2026-01-31T18:00", datetime(2026, 1, 31, 9, tzinfo=UTC)),
+        ("America/New_York", "2026-07-31T18:00", datetime(2026, 7, 31, 22, tzinfo=UTC)),
+        ("Asia/Tokyo", "2026-01-31T18:00+01:00", datetime(2026, 1, 31, 17, tzinfo=UTC)),
+    ],
+)
+def test_a_time_without_a_zone_is_local(zone: str, text: str, utc: datetime) -> None:
+    """In `--since` as in what is shown."""
+    with in_zone(zone):
+        since = _read_since(text)
+        assert since == utc.timestamp()
+        if "+" not in text:
+            assert format_time(since).startswith(text.replace("T", " "))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("90m", 5400), ("2h", 7200), ("2d", 172_800), ("0s", 0)]
+)
+def test_a_span_is_so_long_ago(text: str, seconds: float) -> None:
+    """In each unit."""
+    now = Components.system().clock.wall().seconds
+    assert _read_since(text) == pytest.approx(now - seconds, abs=60)
+
+
+def test_a_narrow_terminal_leaves_out_spare_columns_from_the_right(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, and only as many as it must; the others stay in order."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    names = ["first", "spare_one", "second", "spare_two", "spare_three"]
+    columns = [Column(name, spare=name.startswith("spare")) for name in names]
+    seen: list[list[str]] = []
+    for width in range(80, 19, -1):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_rows(columns, [dict.fromkeys(names, "x" * 9)], as_json=False)
+        header = capsys.readouterr().out.splitlines()[0].strip()
+        shown = [part.replace(" ", "_") for part in re.split(" {2,}", header)]
+        if shown not in seen:
+            seen.append(shown)
+        assert len(header) <= width
+    assert seen[:4] == [names, names[:-1], names[:3], ["first", "second"]]
 
 
 @pytest.mark.parametrize("columns", range(24, 120))

@@ -1,11 +1,21 @@
 """How a run ended that a command has asked for, by what is left in the store."""
 
+import msgspec
 import pytest
 
 from jobsync.cli.requested_run import RequestedRun
 from jobsync.components import Components
-from jobsync.core.job_state import JobDefinition, JobState, LastRun, RunRequest, Statistics
+from jobsync.core.firing import build_requested_run
+from jobsync.core.job_state import (
+    JobDefinition,
+    JobState,
+    LastRun,
+    RunRequest,
+    RunStatus,
+    Statistics,
+)
 from jobsync.errors import Unavailable
+from jobsync.scheduler.history import build_entry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
 from jobsync.stores.memory import MemoryStore
@@ -35,6 +45,43 @@ async def test_a_run_whose_record_is_pruned_ended_as_the_state_says() -> None:
     entry = await RequestedRun("job")._look(await open_job(end("asked")), REQUEST)
     assert entry is not None
     assert (entry.job_name, entry.status, entry.duration) == ("job", "success", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ("success", "success"),
+        ("error", "error"),
+        ("timeout", "timeout"),
+        ("lost", "lost"),
+        ("running", "lost"),
+    ],
+)
+async def test_a_run_that_is_over_ended_as_its_record_says(status: RunStatus, shown: str) -> None:
+    """One that is no longer in the state does not run, whatever its record says."""
+    jobs = await open_job(Statistics())
+    run = build_requested_run(REQUEST, "w.1", 101.0)
+    await jobs._jobs.history.create_entry("job", run, build_entry(run, status))
+    entry = await RequestedRun("job")._look(jobs, REQUEST)
+    assert entry is not None
+    assert (entry.job_name, entry.id, entry.status) == ("job", "asked", shown)
+
+
+async def test_a_run_that_waits_or_goes_on_has_no_end() -> None:
+    """Until it is neither requested nor running."""
+    requested, jobs = RequestedRun("job"), await open_job(Statistics())
+    run = build_requested_run(REQUEST, "w.1", 101.0)
+    stored = await jobs._jobs.read("job")
+    for changes, progress in (
+        ({"requests": (REQUEST,)}, "waiting for a process to start it"),
+        ({"requests": (), "running": (run,)}, "running on w"),
+    ):
+        assert stored is not None
+        state = msgspec.structs.replace(stored.state, **changes)
+        stored = await jobs._jobs.replace("job", stored.record, state)
+        assert await requested._look(jobs, REQUEST) is None
+        assert requested._progress == progress
+    assert requested.describe_rest().startswith("The run may have been requested, or not")
 
 
 async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:

@@ -31,6 +31,7 @@ from jobsync.core.job_state import (
     JobPause,
     JobState,
     RunRequest,
+    RunStatus,
     find_schedule,
 )
 
@@ -122,6 +123,14 @@ def test_three_years_are_one_gap_and_a_bounded_catch_up() -> None:
     assert (gap.count, gap.is_counted) == (1000, False)
 
 
+@pytest.mark.parametrize("instants", [1, 2, 999, 1000, 1001, 5000])
+def test_a_gap_counts_up_to_a_thousand_instants(instants: int) -> None:
+    """Exactly, unless there are more. The instant after them is fired."""
+    (gap,) = step(job(schedule="* * * * * *"), NOON + instants + 1).state.gaps
+    assert (gap.first, gap.last) == (NOON + 1, NOON + instants)
+    assert (gap.count, gap.is_counted) == (min(instants, 1000), instants <= 1000)
+
+
 def test_overlapping_instants_are_skipped_without_a_write() -> None:
     """Nothing changes until the run ends; then they are one gap."""
     state, run = start(job(), NOON + MINUTE)
@@ -131,6 +140,34 @@ def test_overlapping_instants_are_skipped_without_a_write() -> None:
     (gap,) = ended.gaps
     assert (gap.first, gap.last, gap.count) == (NOON + 2 * MINUTE, NOON + 5 * MINUTE, 4)
     assert (gap.kind, gap.reason) == ("skipped", OVERLAPPED)
+
+
+def test_the_statistics_are_those_of_all_runs_and_the_latest_durations() -> None:
+    """However they end, and whenever that is noted; lost ones have no duration."""
+    state, ends = job(schedule="* * * * * *"), list[tuple[RunStatus, float]]()
+    for number in range(1, 121):
+        status: RunStatus = ("success", "error", "timeout", "lost")[number * number % 7 % 4]
+        now = NOON + 10 * number
+        state, run = start(state, now)
+        seconds = number / 8
+        ended = finish("job", state, run, status, now + 9, f"e{number}", ended_at=now + seconds)
+        assert ended is not None
+        state = ended
+        ends.append((status, seconds))
+        found = state.statistics
+        successes = sum(status == "success" for status, _ in ends)
+        assert (found.runs, found.successes) == (number, successes)
+        assert found.failures == number - successes
+        durations = [seconds for status, seconds in ends if status != "lost"]
+        assert found.durations == tuple(round(each, 3) for each in durations[-50:])
+        assert found.last_run is not None
+        assert (found.last_run.id, found.last_run.status) == (run.id, status)
+        assert (found.last_run.started_at, found.last_run.ended_at) == (now, now + seconds)
+        assert found.last_run.error == f"e{number}"
+        if status == "success":
+            assert found.last_success == now + seconds
+        else:
+            assert found.last_failure == now + seconds
 
 
 def test_overlapping_instants_wait_in_order() -> None:

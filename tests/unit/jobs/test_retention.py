@@ -3,12 +3,17 @@
 import itertools
 from datetime import UTC, date, datetime, timedelta
 
-from hypothesis import given, settings
+import msgspec
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobsync import Components
+from jobsync.core.trust import Timing
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
 from jobsync.jobs.retention import forget, record_date
+from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.memory import MemoryStore
 
 DAY = 86_400.0
@@ -19,6 +24,9 @@ _numbers = itertools.count()
 
 
 @settings(deadline=None)
+@example(uses=[(0, 0.0)], days=1, at=1.5)
+@example(uses=[(0, 0.0)], days=1, at=2.0)
+@example(uses=[(0, 0.9), (1, 0.9)], days=2, at=3.5)
 @given(
     uses=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 30)), max_size=8),
     days=st.integers(1, 10),
@@ -43,7 +51,41 @@ async def test_a_date_is_forgotten_after_its_last_use(
         is_kept = bool(await store.heads(keys.claims(day)))
         end = datetime.combine(day, datetime.min.time(), UTC).timestamp() + DAY
         # A use is recorded to the hour.
-        if now - used < (days - 1 / 24) * DAY or now - end < (days - 1) * DAY:
+        if now - used < (days - 1 / 24) * DAY or now - end < days * DAY:
             assert is_kept
-        if now - used > (days + 1 / 24) * DAY and now - end > days * DAY:
+        if now - used > (days + 1 / 24) * DAY and now - end >= days * DAY:
             assert not is_kept
+
+
+@pytest.mark.parametrize("age", [9.9, 10.1, 30.0])
+@pytest.mark.parametrize("session", [None, "live", "dead"])
+@pytest.mark.parametrize("stage", ["joining", "ready", "leaving", "left"])
+async def test_a_node_is_forgotten_if_it_joined_before_and_is_gone(
+    stage: Stage, session: str | None, age: float
+) -> None:
+    """It has left, or its session is dead or removed; a damaged record is left alone."""
+    store = MemoryStore(f"retention-{next(_numbers)}", Components.system())
+    keys, now = JobKeys("app"), START + 40 * DAY
+    node = NodeRecord(
+        name="n",
+        incarnation="w.1",
+        stage=stage,
+        applied=0,
+        is_observer=False,
+        created=now - age * DAY,
+        host="",
+        pid=1,
+    )
+    await store.create(keys.node("n"), msgspec.to_builtins(node))
+    await store.create(keys.node("damaged"), {})
+    if session is not None:
+        timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0))
+        record = {"worker": "w", "state": session, "beat": 1, "timing": timing}
+        await store.create("session/w.1", record)
+    log = CorruptionLog("test", Components.system().events)
+    found = await forget(
+        store, keys, lambda record: log.read(read_node_record, record), now=now, days=10
+    )
+    is_forgotten = age > 10 and (stage == "left" or session != "live")
+    left = [head.key.rpartition("/")[2] for head in await store.heads(keys.nodes)]
+    assert (found.nodes, left) == (int(is_forgotten), ["damaged", *([] if is_forgotten else ["n"])])

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobsync.components import Components
@@ -19,6 +19,8 @@ BATCHES = st.builds(
 )
 """Some of them fit into the record together, and some do not."""
 
+NOTES = st.dictionaries(st.sampled_from("abc"), st.sampled_from([True, False, None]))
+
 
 def open_edits() -> JobEdits:
     """Return the edits of an empty store."""
@@ -28,6 +30,7 @@ def open_edits() -> JobEdits:
     return JobEdits(records, components.clock, report=lambda _: None)
 
 
+@settings(deadline=None)
 @given(batches=st.lists(BATCHES, max_size=8))
 def test_a_leader_hears_of_every_change_or_that_it_must_look_at_all_jobs(
     batches: list[set[str]],
@@ -44,6 +47,27 @@ def test_a_leader_hears_of_every_change_or_that_it_must_look_at_all_jobs(
             changed = set[str]().union(*batches[seen:])
             assert found.list_since(seen) in (None, sorted(changed))
         assert len(found.recent) <= edits._MAX_RECENT
+
+    asyncio.run(scenario())
+
+
+@settings(deadline=None)
+@given(notes=st.lists(NOTES, max_size=8))
+def test_a_successor_hears_which_jobs_differ_from_their_code(
+    notes: list[dict[str, bool | None]],
+) -> None:
+    """As the latest note of each job says; one that says nothing of it changes nothing."""
+
+    async def scenario() -> None:
+        jobs, special = open_edits(), set[str]()
+        for revision, note in enumerate(notes, 1):
+            await jobs.note(note)
+            for name, is_special in note.items():
+                if is_special is not None:
+                    (special.add if is_special else special.discard)(name)
+            found = await jobs.read()
+            assert found is not None
+            assert (found.revision, found.special) == (revision, tuple(sorted(special)))
 
     asyncio.run(scenario())
 

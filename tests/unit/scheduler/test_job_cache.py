@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobState, RunStatus
 from jobsync.errors import Unavailable
-from jobsync.scheduler.history import JobHistory
+from jobsync.scheduler.history import JobHistory, build_entry
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.contract import Change, Outcome, Record, Unknown
@@ -114,6 +114,32 @@ async def test_a_lost_run_that_had_not_begun_gets_a_record() -> None:
     (entry,) = await jobs.history.list_entries("job")
     assert (entry.id, entry.status) == ("run", "lost")
     assert await jobs.history.create("job", RUN, "w1") is None
+
+
+@pytest.mark.parametrize(
+    ("found", "after"),
+    [
+        (("run", "running"), ("run", "lost")),
+        (("run", "success"), ("run", "success")),
+        (("run", "lost"), ("run", "lost")),
+        # Another run had fired the instant before.
+        (("another", "running"), ("another", "running")),
+        (("another", "error"), ("another", "error")),
+    ],
+)
+async def test_a_loss_is_written_into_the_record_of_its_run_alone(
+    found: tuple[str, RunStatus], after: tuple[str, str]
+) -> None:
+    """A result, and what another run is about to write, stay."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    other = msgspec.structs.replace(RUN, id=found[0])
+    await jobs.history.create_entry("job", other, build_entry(other, found[1]))
+    await jobs.history.write_loss("job", RUN, "its process has ended", 90.0)
+    (entry,) = await jobs.history.list_entries("job")
+    assert (entry.id, entry.status) == after
+    assert (entry.error == "its process has ended") is (found == ("run", "running"))
 
 
 async def test_jobs_that_are_not_being_changed_have_no_lock() -> None:

@@ -1,11 +1,14 @@
 """The jobs that the versions of a fleet's code have, over a store in memory."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from jobsync.components import Components
+from jobsync.core.job_state import JobDefinition, JobState
+from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.scheduler.code_versions import CodeVersions
 from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.memory import MemoryStore
@@ -23,6 +26,7 @@ class Fleet:
         self.jobs = JobStore(lambda: self.store, "default", Components.system())
         self.peers: list[SimpleNamespace] = []
         self.clock = SimpleNamespace(now=lambda: NOW, veto="")
+        self.incarnation = ""
 
     async def members(self) -> list[SimpleNamespace]:
         """Return the live sessions."""
@@ -58,6 +62,112 @@ async def test_a_version_that_no_process_has_is_forgotten_a_day_later(fleet: Fle
     await code.publish()
     await code.forget_old()
     assert await fleet.list_code() == sorted([code.digest, "live", "recent"])
+
+
+@pytest.mark.parametrize("error", [Unavailable("store", "down"), OutcomeUnknown("key", "lost")])
+async def test_a_version_that_could_not_be_stored_is_published_later(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: JobsyncError
+) -> None:
+    """Its session names it only when it is stored; once it is, nothing is written."""
+
+    async def refuse(*_: Any) -> NoReturn:
+        raise error
+
+    code = fleet.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(CodeVersions, "write", refuse)
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                await code.publish()
+            assert fleet.peers == []
+    for _ in range(2):
+        await code.publish()
+        assert [peer.facts for peer in fleet.peers] == [{FACT: code.digest}]
+        assert await fleet.list_code() == [code.digest]
+    code.change()
+    await code.publish()
+    assert len(fleet.peers) == 2
+
+
+async def test_the_count_of_starts_never_goes_back(fleet: Fleet) -> None:
+    """Whatever is written in between: the higher count's definitions hold."""
+    code, highest = fleet.jobs.code, 0
+    for step in ("begin", "clear", "begin", "write", "clear", "clear", "begin", "write", "begin"):
+        if step == "begin":
+            generation = await code.begin_generation()
+            assert generation == highest + 1
+            highest = generation
+        elif step == "clear":
+            await code.clear_defined()
+        else:
+            await code.write_defined("outdated", highest - 1)
+            assert (await code.read_defined()).code == ""
+            await code.write_defined("newest", highest)
+        defined = await code.read_defined()
+        assert defined.generation == highest
+        assert defined.code == ("newest" if step == "write" else "")
+
+
+@pytest.mark.parametrize(
+    ("leader", "older", "found"),
+    [
+        ("abc", [], ""),
+        ("ab", [], "c"),
+        ("", [], "abc"),
+        (None, [], "abc"),
+        ("a", ["bc"], ""),
+        ("a", ["b"], "c"),
+        ("a", ["b", "c"], ""),
+        ("a", ["", None], "bc"),
+    ],
+)
+async def test_the_oldest_process_that_has_a_job_fires_what_the_coordinator_lacks(
+    fleet: Fleet, leader: str | None, older: list[str | None], found: str
+) -> None:
+    """Each process by its published code; one that has published none has no jobs."""
+
+    async def publish(jobs: str | None) -> SimpleNamespace:
+        if jobs is None:
+            return SimpleNamespace(incarnation="silent", facts={})
+        await fleet.jobs.code.write(f"code-{jobs}", jobs, NOW)
+        return SimpleNamespace(incarnation=f"has-{jobs}", facts={FACT: f"code-{jobs}"})
+
+    code = fleet.start()
+    known: Any = {
+        name: SimpleNamespace(options=SimpleNamespace(definition=JobDefinition(schedule="@daily")))
+        for name in "abc"
+    }
+    code._known = known
+    await code.publish()
+    own = SimpleNamespace(incarnation="me", facts={FACT: code.digest})
+    fleet.incarnation = own.incarnation
+    candidates = [*[await publish(jobs) for jobs in older], own, await publish("abc")]
+
+    async def list_candidates() -> list[Any]:
+        return candidates
+
+    coordinator: Any = await publish(leader)
+    for _ in range(2):
+        assert await code.find_lacking(coordinator, list_candidates) == {*found}
+    # One that is not a candidate itself fires nothing.
+    candidates = []
+    assert await code.find_lacking(coordinator, list_candidates) == set()
+
+
+@pytest.mark.parametrize("generations", [{}, {"a": 7}, {"a": 7, "b": 2}, {"other": 9}])
+async def test_if_nobody_can_count_a_start_is_above_those_of_its_jobs(
+    fleet: Fleet, generations: dict[str, int]
+) -> None:
+    """The record of the count is damaged; jobs that this process has not are not read."""
+    for name, generation in generations.items():
+        definition = JobDefinition(schedule="@daily")
+        state = JobState(definition=definition, defined_by="", last=0, generation=generation)
+        await fleet.jobs.create_many({name: state})
+    await fleet.store.create("schedule/default/defined", {"generation": "many"})
+    code = fleet.start()
+    code._known = cast("Any", dict.fromkeys("ab"))
+    own = [generation for name, generation in generations.items() if name in "ab"]
+    assert await code._begin_generation() == 1 + max(own, default=0)
 
 
 async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:

@@ -2,13 +2,17 @@
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, Gap
+from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.contract import Head
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
+RUN = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
 MOST_HEADS = 100_000
 """What a store lists with one request."""
 
@@ -71,14 +75,37 @@ async def test_announcements_are_few(monkeypatch: Any) -> None:
     assert edits.by_hand == {"w1": ("c", "e")}
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_kept"),
+    [
+        ({}, False),
+        ({"running": (RUN,)}, True),
+        # Its record does not say so yet.
+        ({"lost": (RUN,)}, True),
+        ({"running": (msgspec.structs.replace(RUN, instant=61),)}, False),
+        ({"queued": (60,)}, False),
+    ],
+)
+async def test_a_removal_leaves_the_records_that_are_needed(
+    fields: dict[str, Any], is_kept: bool
+) -> None:
+    """Those of runs that go on, or that were given up and not written down."""
+    jobs = open_jobs()
+    definition = JobDefinition(schedule="@daily")
+    await jobs.create_many(
+        {"job": JobState(definition=definition, defined_by="", last=0, **fields)}
+    )
+    await jobs.history.create("job", RUN, "w1")
+    assert await jobs.prune("job", keep=0, oldest=1e9) == (0 if is_kept else 1)
+
+
 async def test_a_run_that_goes_on_keeps_its_record_when_all_else_is_removed() -> None:
     """Its result has to be stored."""
     jobs = open_jobs()
-    run = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
-    await jobs.history.create("job", run, "w1")
+    await jobs.history.create("job", RUN, "w1")
 
     async def list_running() -> list[ActiveRun]:
-        return [run]
+        return [RUN]
 
     assert await jobs.history.prune("job", list_running, keep=0, oldest=1e9) == 0
     assert await jobs.prune("job", keep=0, oldest=1e9) == 1

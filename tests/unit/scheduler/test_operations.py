@@ -1,19 +1,32 @@
 """What operators do with jobs, over a store in memory."""
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from chance import FakeClock
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobsync.components import Components
 from jobsync.core.clock import Wall
-from jobsync.core.job_state import Gap, JobDefinition, JobPause, JobState
+from jobsync.core.firing import next_instant
+from jobsync.core.job_state import (
+    ActiveRun,
+    Gap,
+    JobDefinition,
+    JobPause,
+    JobState,
+    RunStatus,
+    Statistics,
+)
 from jobsync.errors import Invalid
+from jobsync.scheduler.history import build_entry
 from jobsync.scheduler.job_store import JobStore
-from jobsync.scheduler.operations import JobOperations
+from jobsync.scheduler.operations import JobOperations, build_status
 from jobsync.stores.contract import Head, Record
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -156,12 +169,21 @@ async def test_a_wrong_question_about_the_history_is_refused(wrong: dict[str, An
         await desk.operations.history("job", after=5)  # type: ignore[arg-type]
 
 
-async def test_a_request_has_the_servers_time() -> None:
-    """Its run is in the history at that time."""
+async def test_a_request_and_a_pause_say_who_and_when_by_the_servers_time() -> None:
+    """The run is in the history at that time."""
     desk = Desk(-7200.0)
     await desk.add()
     request = await desk.operations.request_run("job")
+    assert (request.by, request.owner) == ("operator", "")
     assert request.at == pytest.approx(NOON, abs=2)
+    for reason in ("too loud", ""):
+        assert await desk.operations.pause("job", reason)
+        pause = (await desk.read()).pause
+        assert pause is not None
+        assert (pause.by, pause.reason) == ("operator", reason)
+        assert pause.at == pytest.approx(NOON, abs=2)
+        assert await desk.operations.resume("job")
+    assert (await desk.read()).requests == (request,)
 
 
 async def test_a_measurement_leaves_nothing() -> None:
@@ -180,6 +202,73 @@ async def test_without_any_time_of_the_server_this_machines_counts() -> None:
     desk = Desk(500.0)
     desk.store.tells_times = False
     assert await desk.jobs.measure_time() == pytest.approx(NOON + 500, abs=2)
+
+
+@settings(deadline=None)
+@given(durations=st.lists(st.floats(0, 100), min_size=1, max_size=50))
+def test_so_many_of_the_latest_runs_took_at_most_so_long(durations: list[float]) -> None:
+    """The smallest duration of which that is so: of half of them, and of 95 %."""
+    state = JobState(
+        definition=JobDefinition(schedule="@daily"),
+        defined_by="",
+        last=0,
+        statistics=Statistics(durations=tuple(durations)),
+    )
+    status = build_status("job", state, NOON, None)
+    for share, found in ((0.5, status.p50), (0.95, status.p95)):
+        assert found in durations
+        assert sum(each <= found for each in durations) >= share * len(durations)
+        assert sum(each < found for each in durations) < share * len(durations)
+
+
+@pytest.mark.parametrize("seconds", [-0.5, 0.0, 0.5, 3599.5, 3600.0, 3600.5])
+@pytest.mark.parametrize("last", [NOON - 7200, NOON - 3600, NOON])
+def test_the_next_runs_are_to_come(last: float, seconds: float) -> None:
+    """Of a job that is up to date, and of one that is late."""
+    definition = JobDefinition(schedule="@hourly")
+    state = JobState(definition=definition, defined_by="", last=int(last))
+    now = NOON + seconds
+    found = build_status("job", state, now, next_instant(state))
+    first = NOON + 3600 * ((max(now, last) - NOON) // 3600 + 1)
+    assert found.next_runs == tuple(first + 3600 * number for number in range(5))
+    assert found.next_run == first
+
+
+CHOICES: tuple[str | Sequence[str] | None, ...] = (
+    *(None, "success", "missed"),
+    *(["error", "lost"], []),
+)
+
+
+async def test_the_history_is_what_a_listing_of_all_entries_shows() -> None:
+    """For each status, time, limit and cursor: from the newest to the oldest."""
+    desk = Desk(0.0)
+    statuses: list[RunStatus] = ["success", "error", "success", "lost", "running"]
+    await desk.add()
+    for number, status in enumerate(statuses):
+        run = ActiveRun(id=f"r{number}", instant=int(NOON) + number, owner="w", started_at=1.0)
+        await desk.jobs.history.create_entry("job", run, build_entry(run, status))
+    gap = Gap(first=1, last=int(NOON) + 10, count=2, reason="late")
+    await desk.jobs.history.write_gap("job", gap)
+    whole = await desk.operations.history("job")
+    assert [each.scheduled_time - NOON for each in whole] == [10, 4, 3, 2, 1, 0]
+    assert [each.status for each in whole] == ["missed", *statuses[::-1]]
+    times = (None, NOON - 1, NOON + 2, NOON + 2.5, NOON + 10, NOON + 11)
+    starts = [*enumerate(["", *(each.cursor for each in whole)])]
+    for choice, since, limit, (start, after) in itertools.product(
+        CHOICES, times, (1, 2, 6, 7), starts
+    ):
+        wanted = [choice] if isinstance(choice, str) else choice
+        chosen = [
+            each
+            for each in whole[start:]
+            if (not wanted or each.status in wanted)
+            and (since is None or each.scheduled_time >= since)
+        ]
+        found = await desk.operations.history(
+            "job", status=choice, since=since, limit=limit, after=after
+        )
+        assert found == chosen[:limit], (choice, since, limit, start)
 
 
 class CrowdedStore(StoreDecorator):

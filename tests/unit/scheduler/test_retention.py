@@ -75,7 +75,9 @@ async def test_it_follows_a_tenth_of_the_limit(keep: int, every: int) -> None:
     assert await stage.run(runs=every - 1) == 0
     assert await stage.run(runs=1) == 1
     assert await stage.run(runs=3 * every) == 3
-    assert await stage.run(gaps=every) == 1
+    assert await stage.run(gaps=every - 1) == 0
+    assert await stage.run(gaps=1) == 1
+    assert await stage.run(gaps=3 * every) == 3
     assert {(name, count) for name, count, _ in stage.jobs.pruned} == {("job", keep)}
 
 
@@ -88,6 +90,16 @@ async def test_it_follows_a_day_of_a_job_that_runs_rarely() -> None:
     stage.clock.seconds += 1
     assert await stage.run(runs=2) == 1
     assert stage.jobs.pruned == [("job", 1000, 71 * DAY)]
+
+
+async def test_a_name_that_is_used_again_begins_anew() -> None:
+    """What the job before had is not counted against the new one."""
+    stage = Stage(10)
+    assert await stage.run(runs=45, gaps=15) == 5
+    stage.retention.forget("job")
+    stage.runs = 0
+    assert await stage.run(runs=9, gaps=9) == 0
+    assert await stage.run(runs=1, gaps=1) == 2
 
 
 async def test_nothing_is_old_by_a_wrong_clock() -> None:

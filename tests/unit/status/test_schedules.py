@@ -99,7 +99,11 @@ async def test_a_worker_that_stands_back_is_the_reason() -> None:
     await place.set_leader(
         None, {"epoch": 1, "worker": "w1", "since": 1.0, "ended": 50.0, "why": why}
     )
-    reason = explain(await place.read_job("a"))
+    # It stands back no longer: it is dead.
+    await place.add_worker("w0", ["a"], {"withheld": {ROLE: "none"}}, works=[], state="dead")
+    status = await place.read_job("a")
+    assert status.scheduler.withheld == {"w1": why}
+    reason = explain(status)
     assert (reason.code, reason.since) == ("vetoed", 50.0)
     assert reason.text.endswith(f"w1 stands back: {why}")
 
@@ -151,8 +155,10 @@ async def test_the_newest_gap_is_found_in_the_state_and_in_the_history() -> None
     await place.add_job("b", gaps=(new,))
     await place.open().history.write_gap("b", old)
     await place.add_worker("w1", ["a", "b"])
+    await place.add_job("c", gaps=(old, new))
     assert (await place.read_job("a")).gap == old
     assert (await place.read_job("b")).gap == new
+    assert (await place.read_job("c")).gap == new
 
 
 async def test_a_name_is_looked_up_in_all_namespaces() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jobsync.cli.why import _describe
 from jobsync.coordination.session import HookFailure
 from jobsync.core.firing import next_due, next_instant
 from jobsync.core.job_state import (
@@ -224,6 +225,81 @@ def test_the_reason_is_the_first_that_keeps_a_job_from_firing(
     assert text in reason.text
 
 
+@pytest.mark.parametrize(
+    ("found", "marks"),
+    [
+        (state(), ()),
+        (state(is_removed=True), ("removed",)),
+        (state(pause=JobPause(at=5.0)), ("paused",)),
+        (state(pause=JobPause(at=5.0), edits={"enabled": False}), ("paused", "edited")),
+        (state(edits={"enabled": False}), ("disabled", "edited")),
+        (state(definition=JobDefinition(schedule="@hourly", enabled=False)), ("disabled",)),
+        (state(running=run_of()), ("running",)),
+        (state(running=run_of(), queued=(NOW,)), ("running", "queued")),
+        (state(requests=(RunRequest(id="q", at=NOW),)), ("queued",)),
+        (state(edits={"retries": 3}, is_removed=True), ("removed", "edited")),
+    ],
+)
+def test_a_job_is_marked_with_what_is_special(found: JobState, marks: tuple[str, ...]) -> None:
+    """In this order, and with "no process" at the end if none has its code."""
+    assert status(found).marks == marks
+    assert msgspec.structs.replace(status(found), workers=()).marks == (*marks, "no process")
+
+
+def failed_at(instant: float) -> Statistics:
+    """Return statistics with one run that has failed."""
+    run = LastRun(
+        id="r0",
+        instant=int(instant),
+        status="error",
+        started_at=instant,
+        ended_at=instant + 1,
+        error="ValueError: no",
+    )
+    return Statistics(runs=1, failures=1, last_run=run)
+
+
+@pytest.mark.parametrize(
+    ("found", "facts"),
+    [
+        (
+            status(state()),
+            {
+                "schedule": "At the start of every hour (@hourly), UTC",
+                "last run": "2027-01-15 08:00 UTC success",
+                "next": "2027-01-15 09:00 UTC",
+                "leader": "w1",
+                "its code": "on w1, w2",
+            },
+        ),
+        (
+            status(state(statistics=failed_at(NOW))),
+            {"last run": "2027-01-15 08:00 UTC error: ValueError: no"},
+        ),
+        (
+            status(state(edits={"retries": 3, "enabled": False})),
+            {"edited": "retries=3, enabled=False, until its code changes", "next": None},
+        ),
+        (status(state(statistics=Statistics())), {"last run": None, "last gap": None}),
+        (
+            status(state(), gap=msgspec.structs.replace(MISSED, first=MISSED.last, count=1)),
+            {"last gap": "2027-01-15 11:00 UTC missed: nobody led"},
+        ),
+        (
+            status(state(), leader=None, withheld={"w2": "its clock is wrong"}),
+            {"leader": "none", "withheld": "w2: its clock is wrong"},
+        ),
+        (msgspec.structs.replace(status(state()), workers=()), {"its code": "nowhere"}),
+    ],
+)
+def test_people_see_what_is_worth_knowing_of_a_job(
+    found: ScheduledJobStatus, facts: dict[str, str | None]
+) -> None:
+    """Besides the reason; what does not apply is left out."""
+    shown = dict(_describe(found))
+    assert {name: shown.get(name) for name in facts} == facts
+
+
 def test_code_that_no_process_has_is_told_apart_from_no_process() -> None:
     """The scheduler runs, but in processes with other jobs."""
     found = msgspec.structs.replace(status(state()), workers=())
@@ -239,6 +315,41 @@ def test_times_are_those_of_the_reason() -> None:
     assert explain(status(state())).until == NOW + HOUR
     vacant = explain(status(state(), leader=None, vacant_since=9.0))
     assert vacant.since == 9.0
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("no-process", {"workers": (), "leader": None}),
+        ("no-code", {"lacks": True}),
+        ("due", {}),
+        ("waiting", {"busy": 1}),
+        ("failing", {"failing": HookFailure(callback="on_become", error="no", at=1.0, times=1)}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("waits", "seen", "since"),
+    [
+        ({}, LATE, NOW + HOUR),
+        ({"requests": (RunRequest(id="q", at=NOW + 30.5),)}, NOW + 60, NOW + 30.5),
+        ({"requests": (RunRequest(id="q", at=NOW + 30.5),)}, LATE, NOW + 30.5),
+        ({"queued": (NOW - HOUR, NOW), "overlap": "queue"}, NOW + 60, NOW - HOUR),
+    ],
+    ids=["late", "asked for", "both", "queued"],
+)
+def test_what_waits_has_waited_since_it_was_due(
+    code: str, changes: dict[str, Any], waits: dict[str, Any], seen: float, since: float
+) -> None:
+    """Or since it was asked for. Found: the next instant was named, which is yet to come."""
+    found = status(
+        state(**waits), seen, **{key: value for key, value in changes.items() if key != "lacks"}
+    )
+    if changes.get("lacks"):
+        found = msgspec.structs.replace(found, workers=())
+    reason = explain(found)
+    assert (reason.code, reason.since) == (code, since)
+    idle = msgspec.structs.replace(status(state()), workers=())
+    assert explain(idle).since is None
 
 
 @pytest.mark.parametrize(

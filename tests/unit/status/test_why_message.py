@@ -1,12 +1,15 @@
 """Why a message is waiting."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from jobsync.cli.why import _describe
 from jobsync.queue.backend import Failure, MessageInfo
-from jobsync.queue.directory import Pause
-from jobsync.status.queues import MessageStatus, QueueStatus, QueueWorkerStatus
+from jobsync.queue.directory import Pause, QueueContent
+from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
+from jobsync.status.queues import MessageStatus, QueuesStatus, QueueStatus, QueueWorkerStatus
+from jobsync.status.sessions import SessionStatus
 from jobsync.status.why import explain
 
 NOW = 1000.0
@@ -85,6 +88,55 @@ FAILED = (Failure(1, "ValueError: no\n  File x", 950.0), Failure(2, "KeyError: '
 DEAD: dict[str, Any] = {"state": "dead", "attempts": 4, "errors": FAILED, "finished": 990.0}
 
 
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("concurrency", [None, 1, 3])
+@pytest.mark.parametrize("claims", [0, 1, 3])
+@pytest.mark.parametrize("state", ["live", "silent", "dead"])
+def test_the_workers_of_a_queue_report_it_or_have_claims(
+    state: Any, claims: int, concurrency: int | None, paused: bool
+) -> None:
+    """A dead one is listed only while it has claims; only live ones work."""
+    reported = None
+    if concurrency is not None:
+        reported = WorkerStatus(concurrency=concurrency, is_paused=paused)
+    session = SessionStatus(
+        worker_id="w",
+        incarnation="w.1",
+        state=state,
+        heard=2.0,
+        timeout=15.0,
+        works=(),
+        leads=(),
+        facts={"host": "here", "pid": 42, **build_worker_facts("default/tasks", reported)},
+    )
+    content = QueueContent(counts={"ready": 2}, claims={"w.1": claims} if claims else {})
+    found = QueuesStatus(cast("Any", None), {"default/tasks": content}, [session]).queue("tasks")
+    is_listed = claims > 0 or (reported is not None and state != "dead")
+    assert [each.worker_id for each in found.workers] == (["w"] if is_listed else [])
+    for each in found.workers:
+        assert (each.claims, each.concurrency, each.host, each.pid) == (
+            *(claims, concurrency, "here", 42),
+        )
+        assert each.works is (state == "live" and reported is not None and not paused)
+        assert each.is_busy is (claims >= (concurrency or 0))
+
+
+@pytest.mark.parametrize(
+    ("message", "facts"),
+    [
+        (status(), {"attempts": "0 of 4", "state": "ready", "queue": "default/tasks"}),
+        (status(attempts=1, deliveries=1), {"attempts": "1 of 4"}),
+        (status(attempts=1, deliveries=3), {"attempts": "1 of 4, in 3 deliveries"}),
+        (claimed(worker()), {"holder": "worker-1 on here, process 42", "state": "claimed"}),
+    ],
+)
+def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[str, str]) -> None:
+    """Besides the reason."""
+    found = dict(_describe(message))
+    assert facts.items() <= found.items()
+    assert ("holder" in found) is (message.holder is not None)
+
+
 @pytest.mark.parametrize(
     ("message", "code", "text", "since", "until"),
     [
@@ -100,6 +152,14 @@ DEAD: dict[str, Any] = {"state": "dead", "attempts": 4, "errors": FAILED, "finis
             "retrying",
             "attempt 2 of 4 failed and will be retried: KeyError: 'k'",
             970.0,
+            1004.0,
+        ),
+        (
+            # Redriven: its errors are those of former attempts.
+            status(state="waiting", due=1004.0, errors=FAILED),
+            "not-due",
+            "not due yet",
+            900.0,
             1004.0,
         ),
         (

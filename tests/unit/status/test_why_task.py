@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from jobsync.cli.render import format_time
+from jobsync.cli.why import _describe
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.status.jobs import PinStatus, TaskStatus
 from jobsync.status.why import explain
@@ -96,6 +99,28 @@ def test_the_first_obstacle_is_the_reason(task: TaskStatus, code: str, text: str
     reason = explain(task)
     assert reason.code == code
     assert text in reason.text
+
+
+@pytest.mark.parametrize(
+    ("task", "facts"),
+    [
+        (status(), {"token": "1", "owner": "b", "claim": None, "pin": None}),
+        (status(owner=None), {"owner": "none"}),
+        (
+            status(claim=claim("failed")),
+            {"claim": f"failed on a since {format_time(0.0)}"},
+        ),
+        (status(pins=[pin(None)]), {"pin": "gpu-% by admin: no node matches"}),
+        (
+            status(pins=[msgspec.structs.replace(pin("b"), patterns=("gpu-%", "b"))]),
+            {"pin": "gpu-%, b by admin: b is in force"},
+        ),
+    ],
+)
+def test_people_see_what_is_worth_knowing(task: TaskStatus, facts: dict[str, str | None]) -> None:
+    """Besides the reason; what does not apply is left out."""
+    shown = dict(_describe(task))
+    assert {name: shown.get(name) for name in facts} == facts
 
 
 @pytest.mark.parametrize(

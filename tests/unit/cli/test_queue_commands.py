@@ -1,0 +1,142 @@
+"""What the commands of queues ask for: each option reaches the queue, and each has a default."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from jobsync.cli import queues as module
+from jobsync.cli.queues import enqueue, queues
+from jobsync.queue.enqueue import enqueue_messages
+
+NAME = "default/emails"
+ENQUEUED = {"delay": 0.0, "timeout": None, "max_attempts": None}
+
+
+class Calls:
+    """A queue that notes what it is asked for."""
+
+    def __init__(self, answer: Any) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            self.made.append((name, *arguments, options) if options else (name, *arguments))
+            return {"ready": 2, "dead": 5} if name == "count" else self._answer
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "calls", "row"),
+    [
+        ("browse emails", [], [("browse", "ready", {"after": "", "limit": 20})], None),
+        (
+            "browse emails --state dead --limit 3 --after c7",
+            [],
+            [("browse", "dead", {"after": "c7", "limit": 3})],
+            None,
+        ),
+        ("pause emails", True, [("pause", "")], {"what": "paused"}),
+        ("pause emails --reason why", False, [("pause", "why")], {"what": "already paused"}),
+        ("resume emails", True, [("resume",)], {"what": "resumed"}),
+        ("resume emails", False, [("resume",)], {"what": "not paused"}),
+        (
+            "purge emails --yes",
+            2,
+            [("count",), ("purge", ("ready", "waiting"))],
+            {"what": "purged", "removed": 2},
+        ),
+        (
+            "purge emails --yes --state dead --state completed",
+            5,
+            [("count",), ("purge", ("dead", "completed"))],
+            {"what": "purged", "removed": 5},
+        ),
+        # There is nothing to confirm.
+        (
+            "purge emails --state cancelled",
+            0,
+            [("count",), ("purge", ("cancelled",))],
+            {"what": "purged", "removed": 0},
+        ),
+        ("redrive emails", 4, [("redrive", None)], {"what": "redriven", "messages": 4}),
+        ("redrive emails a b", 2, [("redrive", ("a", "b"))], {"what": "redriven", "messages": 2}),
+    ],
+)
+def test_a_command_asks_for_what_its_words_say(
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    answer: Any,
+    calls: list[tuple[Any, ...]],
+    row: dict[str, Any] | None,
+) -> None:
+    """And prints what became of it."""
+    backend = Calls(answer)
+    asked: list[str] = []
+
+    def run(_: str | None, queue: str, work: Any) -> tuple[str, Any]:
+        asked.append(queue)
+        return NAME, asyncio.run(work(backend))
+
+    monkeypatch.setattr(module, "_run_on_queue", run)
+    done = CliRunner().invoke(queues, [*words.split(), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert backend.made == calls
+    assert {*asked} <= {"emails", NAME}
+    assert json.loads(done.stdout) == ([] if row is None else [{"queue": NAME, **row}])
+
+
+def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is not a terminal, and messages were found."""
+    backend = Calls(7)
+    monkeypatch.setattr(
+        module, "_run_on_queue", lambda _, __, work: (NAME, asyncio.run(work(backend)))
+    )
+    done = CliRunner().invoke(queues, ["purge", "emails", "--state", "dead"])
+    assert "--yes is required" in str(done.exception)
+    assert backend.made == [("count",)]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ([], {}, {}),
+        (["--delay", "60"], {}, {"delay": 60.0}),
+        (["--timeout", "9.5"], {}, {"timeout": 9.5}),
+        (["--max-attempts", "7"], {}, {"max_attempts": 7}),
+        ([], {"JOBSYNC_DELAY": "3"}, {"delay": 3.0}),
+        ([], {"JOBSYNC_TIMEOUT": "4"}, {"timeout": 4.0}),
+        ([], {"JOBSYNC_QUEUE_MAX_ATTEMPTS": "5"}, {"max_attempts": 5}),
+        (["--delay", "1"], {"JOBSYNC_DELAY": "3"}, {"delay": 1.0}),
+    ],
+)
+def test_messages_are_pushed_with_their_options(
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    environ: dict[str, str],
+    expected: dict[str, Any],
+) -> None:
+    """From the command line or the environment, in this order."""
+    pushed: list[tuple[Any, ...]] = []
+
+    async def push(_: Any, queue: str, messages: list[Any], **options: Any) -> list[str]:
+        pushed.append((queue, messages, options))
+        return [f"id{number}" for number in range(len(messages))]
+
+    monkeypatch.setattr(f"{enqueue_messages.__module__}.enqueue_messages", push)
+    monkeypatch.setattr(module, "run_on_database", lambda _, work: asyncio.run(work(None)))
+    for given, found in (
+        ('{"a": 1}', [{"a": 1}]),
+        ('[{"a": 1}, {"b": 2}]', [{"a": 1}, {"b": 2}]),
+        (None, [{"a": 1}, {"b": 2}, {"c": 3}]),
+    ):
+        stdin = '{"a": 1}\n\n[{"b": 2}, {"c": 3}]\n' if given is None else None
+        arguments = ["emails", *([] if given is None else [given]), *words, "--json"]
+        done = CliRunner().invoke(enqueue, arguments, input=stdin, env=environ)
+        assert done.exit_code == 0, done.output
+        assert pushed.pop() == ("emails", found, {**ENQUEUED, **expected})
+        assert len(json.loads(done.stdout)) == len(found)

@@ -1,0 +1,118 @@
+"""Whether a node may join with its settings, by the stored ones and by who is alive."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from jobsync.components import Components
+from jobsync.core.trust import Timing
+from jobsync.events import Events
+from jobsync.jobs.events import SettingsChanged
+from jobsync.jobs.fleet_settings import FleetSettings
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeRecord
+from jobsync.stores.memory import MemoryStore
+
+KEYS = JobKeys("sync_")
+MINE: dict[str, Any] = {"total_tokens": 20, "hash_function": "md5"}
+THEIRS: dict[str, Any] = {"total_tokens": 30, "hash_function": "md5"}
+
+
+def node(session: str, **changes: Any) -> NodeRecord:
+    """Return a node with the other settings, whose session has this name."""
+    fields = {"name": "other", "stage": "ready", "fleet": THEIRS, **changes}
+    return NodeRecord(
+        incarnation=session, applied=0, is_observer=False, created=0.0, host="", pid=1, **fields
+    )
+
+
+class Stage:
+    """A store, sessions in each condition, and one node that wants to join."""
+
+    def __init__(self, nodes: list[NodeRecord]) -> None:
+        self.events: list[SettingsChanged] = []
+        emitter = Events()
+        emitter.on("jobs:settings-changed", self.events.append)
+        components = msgspec.structs.replace(Components.system(), events=emitter)
+        self.store = MemoryStore(components=components)
+        membership = SimpleNamespace(
+            store=self.store,
+            components=components,
+            incarnation="me.2",
+            worker_id="me",
+            watch=lambda *_: None,
+            is_dead={"gone.1"}.__contains__,
+        )
+
+        async def list_nodes() -> list[NodeRecord]:
+            return nodes
+
+        parts: Any = (membership, KEYS, "mine", MINE, list_nodes)
+        self.settings = FleetSettings(*cast("Any", parts))
+
+    async def store_sessions(self) -> None:
+        """Store the sessions; of "gone.1" and "unseen.1" there is no record."""
+        timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0))
+        for name, state in (("live.1", "live"), ("dead.1", "dead"), ("me.1", "live")):
+            session = {"worker": name[:-2], "state": state, "beat": 1, "timing": timing}
+            await self.store.create(f"session/{name}", session)
+
+    async def read(self) -> Any:
+        """Return the stored settings."""
+        record = await self.store.get(KEYS.settings)
+        return None if record is None else record.value
+
+
+MUST = "must be 30 as on the live node other"
+CHANGING = "another node is changing at this moment"
+
+
+@pytest.mark.parametrize(
+    ("stored", "nodes", "problem"),
+    [
+        (None, [node("live.1")], ""),
+        (MINE, [node("live.1")], ""),
+        (THEIRS, [], ""),
+        (THEIRS, [node("live.1")], MUST),
+        (THEIRS, [node("dead.1"), node("live.1")], MUST),
+        (THEIRS, [node("dead.1")], ""),
+        (THEIRS, [node("gone.1")], ""),
+        (THEIRS, [node("unseen.1")], MUST),
+        (THEIRS, [node("live.1", stage="joining")], MUST),
+        (THEIRS, [node("live.1", stage="leaving")], MUST),
+        (THEIRS, [node("live.1", stage="left")], ""),
+        (THEIRS, [node("live.1", name="mine")], ""),
+        (THEIRS, [node("live.1", fleet=MINE)], ""),
+        # It was registered by older code.
+        (THEIRS, [node("live.1", fleet={})], MUST),
+        ({**THEIRS, "changing": "live.1"}, [], CHANGING),
+        ({**MINE, "changing": "live.1"}, [], CHANGING),
+        ({**THEIRS, "changing": "unseen.1"}, [], CHANGING),
+        ({**THEIRS, "changing": "dead.1"}, [], ""),
+        ({**THEIRS, "changing": "dead.1"}, [node("live.1")], MUST),
+        ({**MINE, "changing": "dead.1"}, [node("live.1")], ""),
+        ({**THEIRS, "changing": "me.1"}, [], ""),
+        ({**THEIRS, "changing": "me.1"}, [node("live.1")], MUST),
+        ({**MINE, "changing": "me.1"}, [], ""),
+    ],
+)
+async def test_a_node_joins_if_no_live_one_has_other_settings(
+    stored: dict[str, Any] | None, nodes: list[NodeRecord], problem: str
+) -> None:
+    """Its settings are the fleet's then; otherwise the stored ones stay as they are."""
+    stage = Stage(nodes)
+    await stage.store_sessions()
+    if stored is not None:
+        await stage.store.create(KEYS.settings, stored)
+    found = await stage.settings._find_problem(await stage.settings._read())
+    assert problem in str(found) if problem else found is None
+    assert await stage.settings.settle() is not bool(problem)
+    assert await stage.read() == (stored if problem else MINE)
+    changed = [event.changed for event in stage.events]
+    was_other = stored is not None and stored["total_tokens"] == 30
+    assert changed == ([{"total_tokens": 20}] if was_other and not problem else [])
+    if not problem:
+        assert await stage.settings.settle()
+        assert len(stage.events) == len(changed)

@@ -1,0 +1,98 @@
+"""When a job that was decided is looked at again, and why its instants were late."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobPause, JobState, RunRequest
+from jobsync.scheduler.decider import JobDecider
+
+NOW = 1_800_000_060
+"""A minute after a full hour."""
+NEXT = NOW + 3540
+HEARTBEAT = 5.0
+MINE = ActiveRun(id="mine", instant=1, owner="me", started_at=1.0)
+OTHERS = ActiveRun(id="others", instant=1, owner="other", started_at=1.0)
+ORPHAN = ActiveRun(id="orphan", instant=1, owner="dead", started_at=1.0)
+ASKED = RunRequest(id="asked", at=1.0)
+BY_HAND = RunRequest(id="by-hand", at=1.0, owner="other")
+
+
+def build_decider(known: dict[str, Any], since: float = 0.0) -> JobDecider:
+    """Return a decider whose process knows these states."""
+    cache = SimpleNamespace(known=known)
+    membership = SimpleNamespace(
+        incarnation="me", timing=SimpleNamespace(heartbeat=HEARTBEAT, timeout=15.0)
+    )
+    clock, duty = SimpleNamespace(now=lambda: float(NOW)), SimpleNamespace(since=since)
+    owners = SimpleNamespace(is_orphan=lambda run, _: run.owner == "dead")
+    parts: Any = (cache, None, membership, clock, duty, owners, None)
+    return JobDecider(*cast("Any", parts))
+
+
+def build_state(overlap: str, **fields: Any) -> JobState:
+    """Return the state of an hourly job that is up to date."""
+    definition = JobDefinition(schedule="@hourly", overlap=cast("Any", overlap))
+    return JobState(**{"definition": definition, "defined_by": "", "last": NOW, **fields})
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "fields", "look"),
+    [
+        ("skip queue allow", {}, NEXT),
+        ("skip queue allow", {"pause": JobPause(at=1.0)}, None),
+        ("skip queue allow", {"is_removed": True}, None),
+        # Its end makes us look.
+        ("skip", {"running": (MINE,)}, None),
+        ("queue allow", {"running": (MINE,)}, NEXT),
+        # Nobody tells us of the end: what is due meanwhile is decided at the next instant.
+        ("skip queue allow", {"running": (OTHERS,)}, NEXT),
+        ("skip", {"running": (OTHERS,), "last": NOW - 7200}, NEXT),
+        ("skip queue allow", {"running": (MINE, ORPHAN)}, 0.0),
+        ("skip queue allow", {"running": (ORPHAN,)}, 0.0),
+        ("skip queue allow", {"requests": (ASKED,)}, 0.0),
+        ("skip queue allow", {"requests": (BY_HAND,)}, NOW + 1.0),
+        ("skip queue allow", {"requests": (BY_HAND, ASKED)}, NOW + 1.0),
+        ("queue allow", {"queued": (1,)}, 0.0),
+        ("queue allow", {"queued": (1,), "pause": JobPause(at=1.0)}, None),
+        ("queue", {"queued": (1,), "running": (MINE,)}, NEXT),
+        ("allow", {"queued": (1,), "running": (MINE,)}, 0.0),
+        ("allow", {"queued": (1,), "running": (OTHERS,)}, 0.0),
+        ("queue", {"queued": (1,), "running": (OTHERS,)}, NOW + HEARTBEAT),
+        ("skip queue", {"requests": (ASKED,), "running": (OTHERS,)}, NOW + HEARTBEAT),
+        (
+            "queue",
+            {"requests": (ASKED,), "running": (OTHERS,), "pause": JobPause(at=1.0)},
+            NOW + HEARTBEAT,
+        ),
+        ("queue", {"queued": (1,), "running": (OTHERS,), "last": NOW - 7200}, NOW - 3660),
+    ],
+)
+def test_a_job_is_looked_at_when_something_may_have_come(
+    overlaps: str, fields: dict[str, Any], look: float | None
+) -> None:
+    """At its next instant, at once if something can start, or when nobody would tell us."""
+    for overlap in overlaps.split():
+        state = build_state(overlap, **fields)
+        found = build_decider({"job": SimpleNamespace(state=state)}).next_look("job")
+        assert found == look, overlap
+
+
+def test_a_job_that_was_found_outdated_is_looked_at_at_once() -> None:
+    """Nothing is known of it."""
+    assert build_decider({}).next_look("job") == 0.0
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+@pytest.mark.parametrize("since", [NOW - 1.0, float(NOW), NOW + 1.0])
+def test_the_reason_of_lateness_is_the_first_that_applies(since: float, is_delayed: bool) -> None:
+    """Nobody was there, there was no room, or it took too long."""
+    decider = build_decider({}, since)
+    reason = decider._explain_lateness(build_state("skip"), is_delayed=is_delayed)
+    if since > NOW:
+        assert reason == "no process fired it until 2027-01-15 08:01:01 UTC"
+    elif is_delayed:
+        assert reason == "as many jobs as max_concurrent_jobs allows were running"
+    else:
+        assert reason == "this process or the store was too slow"

@@ -1,0 +1,126 @@
+"""Runs by hand that wait in line, over a store in memory that does not always answer."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from chance import FakeClock
+from waiting import until
+
+from jobsync.components import Components
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
+from jobsync.errors import Unavailable
+from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_store import JobStore
+from jobsync.scheduler.manual_runs import ManualRuns
+from jobsync.stores.contract import Change, Outcome, Record, Unknown
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
+
+RUNNING = ActiveRun(id="scheduled", instant=60, owner="other.1", started_at=60.0)
+
+
+class FaultyStore(StoreDecorator):
+    """Answers its next requests as it is told; later ones as usual."""
+
+    faults: list[str]
+    """Each is "refused", "lost before" or "lost after": whether the write was applied."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.faults = []
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "refused":
+            raise Unavailable("the store", "it does not answer", "wait")
+        if fault == "lost before":
+            return [Unknown("no answer") for _ in changes]
+        outcomes = await super().write(changes)
+        return [Unknown("no answer") for _ in changes] if fault else outcomes
+
+    async def get_many(self, keys: Sequence[str], **options: Any) -> list[Record | None]:
+        if self.faults and self.faults[0] == "unread":
+            del self.faults[0]
+            raise Unavailable("the store", "it does not answer", "wait")
+        return await super().get_many(keys, **options)
+
+
+class Stage:
+    """A process that runs a job by hand, while a run of another process goes on."""
+
+    def __init__(self) -> None:
+        components = msgspec.structs.replace(Components.system(), clock=FakeClock())
+        self.store = FaultyStore()
+        self.jobs = JobStore(lambda: self.store, "default", components)
+        self.cache = JobCache(self.jobs, lambda *_: None)
+        self.membership = SimpleNamespace(incarnation="me.1", is_trusted=True, has_ended=False)
+        self.started: list[ActiveRun] = []
+        runs = SimpleNamespace(waiting=set(), names=[], start=self._start)
+        clock = SimpleNamespace(estimate=lambda: 1000.0)
+        owners, loop = SimpleNamespace(), SimpleNamespace(look_at=lambda _: None)
+        known = {"job": SimpleNamespace(name="job"), "other": SimpleNamespace(name="other")}
+        parts: Any = (self.cache, runs, known, loop, owners, self.membership, clock, components)
+        self.manual_runs = ManualRuns(*cast("Any", parts))
+
+    def _start(self, _: Any, __: Any, run: ActiveRun, ___: Any) -> "asyncio.Task[None]":
+        self.started.append(run)
+        return asyncio.create_task(asyncio.sleep(0))
+
+    async def define(self, *running: ActiveRun) -> None:
+        """Store the jobs."""
+        definition = JobDefinition(schedule="@yearly", overlap="queue")
+        state = JobState(definition=definition, defined_by="", last=0, running=running)
+        await self.jobs.create_many({"job": state, "other": state})
+
+    async def read(self) -> JobState:
+        """Return the state that is stored."""
+        stored = await self.jobs.read("job")
+        assert stored is not None
+        return stored.state
+
+
+FAULTS = ["refused", "lost before", "lost after", "unread"]
+
+
+@pytest.mark.parametrize("first", [*FAULTS, ""])
+@pytest.mark.parametrize("second", FAULTS)
+async def test_a_run_whose_caller_waits_no_longer_leaves_the_line(first: str, second: str) -> None:
+    """Whatever the store answers meanwhile: otherwise it holds up those behind it."""
+    stage = Stage()
+    await stage.define(RUNNING)
+    task = asyncio.create_task(stage.manual_runs.run("job", None))
+
+    async def is_in_line() -> bool:
+        return bool((await stage.read()).requests)
+
+    await until(is_in_line, "it is in line", interval=0)
+    stage.store.faults = [fault for fault in (first, second) if fault]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await stage.manual_runs.stop(60)
+    assert stage.store.faults == []
+    state = await stage.read()
+    assert (state.requests, state.running, stage.started) == ((), (RUNNING,), [])
+
+
+async def test_a_run_is_announced_in_each_session_and_for_each_job() -> None:
+    """Once: whoever fires the job looks for it if the session ends."""
+    stage = Stage()
+    await stage.define()
+    announced: dict[str, tuple[str, ...]] = {}
+    for session, name in [
+        *[("me.1", "job"), ("me.1", "job"), ("me.1", "other")],
+        *[("me.2", "job"), ("me.2", "other"), ("me.3", "other"), ("me.3", "other")],
+    ]:
+        stage.membership.incarnation = session
+        await stage.manual_runs._announce(name, session)
+        before = announced.get(session, ())
+        announced[session] = before if name in before else (*before, name)
+        edits = await stage.jobs.edits.read()
+        assert edits is not None
+        assert edits.by_hand == announced

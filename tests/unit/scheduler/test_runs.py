@@ -1,0 +1,223 @@
+"""Runs of one process, from a state that says "running" to a result in the history."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from chance import FakeClock, SeededRandomness
+from waiting import until
+
+from jobsync.components import Components
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobState, RunStatus
+from jobsync.errors import Unavailable
+from jobsync.events import Events
+from jobsync.scheduler.context import JobContext
+from jobsync.scheduler.executor import ActionExecutor
+from jobsync.scheduler.history import HistoryEntry, build_entry
+from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_store import JobStore
+from jobsync.scheduler.runs import KnownJob, Runs
+from jobsync.scheduler.settings import JobOptions
+from jobsync.stores.contract import Applied, Change, Outcome, Unknown
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
+from jobsync.user_code import UserThreads
+
+DEFINITION = JobDefinition(schedule="@yearly", overlap="allow")
+RUN = ActiveRun(id="run", instant=60, owner="me.1", started_at=60.0)
+
+
+class FaultyStore(StoreDecorator):
+    """Treats its next writes as it is told, and the later ones as usual."""
+
+    faults: Sequence[str] = ()
+    late: Sequence[Sequence[Change]] = ()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        fault, *self.faults = self.faults or [""]
+        if fault == "refused":
+            raise Unavailable("the store", "it does not answer", "wait")
+        if fault == "late":
+            # It arrives when everything is over.
+            self.late = [*self.late, changes]
+            return [Unknown("no answer") for _ in changes]
+        outcomes = await super().write(changes)
+        return [Unknown("no answer") for _ in changes] if fault == "lost" else outcomes
+
+    async def arrive(self) -> None:
+        """Deliver what is late; all of it has to be refused."""
+        for changes in self.late:
+            outcomes = await self.inner.write(changes)
+            assert not any(isinstance(outcome, Applied) for outcome in outcomes)
+
+
+class Stage:
+    """A process with a job, of which some runs are recorded as its own."""
+
+    def __init__(self, limit: int = 5) -> None:
+        components = Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+        self.store = FaultyStore(MemoryStore(components=components))
+        self.jobs = JobStore(lambda: self.store, "default", components)
+        self.cache = JobCache(self.jobs, lambda *_: None)
+        self.membership = SimpleNamespace(
+            incarnation="me.1",
+            worker_id="me",
+            is_trusted=True,
+            has_ended=False,
+            timing=SimpleNamespace(heartbeat=5.0),
+        )
+        self.told: list[tuple[str, str]] = []
+        self.acted: list[str] = []
+        self.go_on: asyncio.Event | None = None
+        listener = SimpleNamespace(
+            on_start=lambda run, _: self.told.append(("start", run.id)),
+            on_end=lambda run, *_: self.told.append(("end", run.id)),
+            on_lost=lambda _, run, reason: self.told.append((reason, run.id)),
+            on_attempt=lambda _: None,
+            on_bug=lambda error: self.told.append(("bug", repr(error))),
+        )
+        clock = SimpleNamespace(now=lambda: 100.0, estimate=lambda: 100.0, latest=100.0)
+        executor = ActionExecutor(self._act, components=components, threads=UserThreads())
+        options = JobOptions(definition=DEFINITION, action=self._act)
+        self.job = KnownJob("job", options, executor)
+        build = self._build
+        parts: Any = (self.cache, self.membership, clock, components, listener, build, limit, {})
+        self.runs = Runs(*cast("Any", parts))
+
+    async def _act(self, _: Any, context: JobContext) -> str:
+        self.acted.append(context.execution_id)
+        if self.go_on is not None:
+            await self.go_on.wait()
+        return f"result of {context.execution_id}"
+
+    def _build(self, _: Any, __: Any, run: ActiveRun, data: Any) -> JobContext:
+        at = datetime.fromtimestamp(run.instant, UTC)
+        return JobContext(job_name="job", execution_id=run.id, scheduled_at=at, data=data)
+
+    async def start(self, *runs: ActiveRun) -> "list[asyncio.Task[Any]]":
+        """Record runs as running, and start them."""
+        state = JobState(definition=DEFINITION, defined_by="", last=100, running=runs)
+        await self.jobs.create_many({"job": state})
+        stored = await self.cache.read("job")
+        assert stored is not None
+        return [self.runs.start(self.job, stored, run) for run in runs]
+
+    async def read(self) -> JobState:
+        """Return the stored state."""
+        stored = await self.jobs.read("job")
+        assert stored is not None
+        return stored.state
+
+    async def read_entries(self) -> list[HistoryEntry]:
+        """Return the history."""
+        return await self.jobs.history.list_entries("job")
+
+
+@pytest.mark.parametrize(
+    "faults", list(itertools.product(["", "refused", "lost", "late"], repeat=3)), ids="-".join
+)
+async def test_a_run_has_one_result_whatever_becomes_of_its_requests(
+    faults: tuple[str, ...],
+) -> None:
+    """Its record, its result and its end in the state are each written until that is known."""
+    stage = Stage()
+    (task,) = await stage.start(RUN)
+    stage.store.faults = faults
+    outcome = await task
+    assert (outcome.status, outcome.result) == ("success", "result of run")
+    assert stage.told == [("start", "run"), ("end", "run")]
+    assert stage.acted == ["run"]
+    for _ in range(2):
+        state = await stage.read()
+        assert (state.running, state.statistics.runs, state.statistics.successes) == ((), 1, 1)
+        (entry,) = await stage.read_entries()
+        assert (entry.id, entry.status, entry.result) == ("run", "success", "result of run")
+        assert (entry.owner, entry.worker_id, entry.ended_at) == ("me.1", "me", 100.0)
+        stage.store.faults = ()
+        await stage.store.arrive()
+
+
+@pytest.mark.parametrize(
+    ("found", "resumed", "acts", "told", "is_counted"),
+    [
+        # Its process had begun, and died.
+        (("run", "running", 0), 1, True, "end", True),
+        (("run", "running", 1), 1, True, "end", True),
+        # Another process has resumed it since.
+        (("run", "running", 2), 1, False, "another process has taken it over", False),
+        # Its process had stored the result, and died before it could say so.
+        (("run", "success", 0), 1, False, "", True),
+        (("run", "error", 0), 1, False, "", True),
+        (("run", "lost", 0), 1, False, "", True),
+        (("another", "success", 0), 0, False, "its instant was fired before", False),
+        (("another", "running", 0), 0, False, "its instant was fired before", False),
+    ],
+)
+async def test_a_run_begins_by_what_its_record_says(
+    found: tuple[str, RunStatus, int], resumed: int, acts: bool, told: str, is_counted: bool
+) -> None:
+    """Each instant is fired once; a result is kept, and only corrects the state."""
+    stage = Stage()
+    run_id, status, before = found
+    earlier = msgspec.structs.replace(RUN, id=run_id, owner="dead.1", resumed=before)
+    await stage.jobs.history.create_entry("job", earlier, build_entry(earlier, status))
+    (task,) = await stage.start(msgspec.structs.replace(RUN, resumed=resumed))
+    outcome = await task
+    assert (outcome is not None) is acts
+    assert bool(stage.acted) is acts
+    assert stage.told == ([("start", "run")] if acts else []) + ([(told, "run")] if told else [])
+    (entry,) = await stage.read_entries()
+    assert (entry.id, entry.status) == (run_id, "success" if acts else status)
+    state = await stage.read()
+    is_taken = told.startswith("another process")
+    assert bool(state.running) is is_taken
+    assert state.statistics.runs == int(is_counted)
+    if is_counted:
+        assert state.statistics.last_run is not None
+        assert state.statistics.last_run.status == entry.status
+
+
+async def test_runs_by_hand_are_beside_the_limit() -> None:
+    """Only scheduled ones take room, until they have ended."""
+    stage = Stage(limit=3)
+    stage.go_on = asyncio.Event()
+    scheduled = [msgspec.structs.replace(RUN, id=f"s{n}", instant=60 + n) for n in range(2)]
+    manual = [msgspec.structs.replace(RUN, id=f"m{n}", is_manual=True) for n in range(4)]
+    assert (stage.runs.room, len(stage.runs), stage.runs.names) == (3, 0, [])
+    tasks = await stage.start(*scheduled, *manual)
+    assert (stage.runs.room, len(stage.runs), stage.runs.names) == (1, 6, ["job"] * 6)
+    assert all(stage.runs.has(run.id) for run in (*scheduled, *manual))
+    stage.go_on.set()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    assert (stage.runs.room, len(stage.runs), stage.runs.names) == (3, 0, [])
+    assert not any(stage.runs.has(run.id) for run in (*scheduled, *manual))
+    assert (await stage.read()).running == ()
+    assert len(await stage.read_entries()) == 6
+
+
+@pytest.mark.parametrize("how", ["replaced", "ended"])
+async def test_a_run_of_a_lost_session_has_no_result(how: str) -> None:
+    """Whoever has it by now stores one; it is cancelled here."""
+    stage = Stage()
+    stage.go_on = asyncio.Event()
+    (task,) = await stage.start(RUN)
+    await until(lambda: stage.acted, "it acts", interval=0)
+    stage.runs.cancel_lost()
+    assert not task.cancelling()
+    if how == "replaced":
+        stage.membership.incarnation = "me.2"
+    else:
+        stage.membership.has_ended = True
+    stage.runs.cancel_lost()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert stage.told == [("start", "run"), ("it was cancelled", "run")]
+    assert (await stage.read()).running == (RUN,)
+    (entry,) = await stage.read_entries()
+    assert entry.status == "running"

@@ -1,0 +1,173 @@
+"""What is said of the tasks of a fleet, by its assignment, its nodes and its sessions."""
+
+from datetime import date
+from typing import Any
+
+import msgspec
+import pytest
+
+from jobsync.components import Components
+from jobsync.core.assignment import NodeRef, Plan, token_maker
+from jobsync.core.handover import assign
+from jobsync.core.pins import Pin
+from jobsync.jobs.foreign_claims import Claim
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeRecord
+from jobsync.status.jobs import FleetStatus, TaskStatus
+from jobsync.status.sessions import ClusterStatus, SessionStatus
+from jobsync.status.why import explain
+from jobsync.stores.memory import MemoryStore
+
+DAY = date(2026, 1, 5)
+TOTAL = 6
+KEYS = JobKeys("sync_")
+token_of = token_maker(TOTAL)
+NODES = {name: NodeRef(f"{name}.1", name) for name in "abc"}
+
+
+def session(name: str, **changes: Any) -> SessionStatus:
+    """Return the session of a node, with some fields changed."""
+    defaults: dict[str, Any] = {
+        "state": "live",
+        "heard": 4.0,
+        "timeout": 15.0,
+        "works": (),
+        "leads": (),
+        "facts": {},
+    }
+    return SessionStatus(worker_id=name, incarnation=f"{name}.1", **{**defaults, **changes})
+
+
+def node(name: str, **changes: Any) -> NodeRecord:
+    """Return the record of a node, with some fields changed."""
+    defaults: dict[str, Any] = {"stage": "ready", "applied": 0, "is_observer": False, "pid": 1}
+    more = {**defaults, **changes}
+    return NodeRecord(name=name, incarnation=f"{name}.1", created=0.0, host="", **more)
+
+
+def open_fleet(
+    plan: Plan, nodes: list[NodeRecord], sessions: list[SessionStatus] | None = None
+) -> FleetStatus:
+    """Return the status of a fleet on an empty store."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    cluster = ClusterStatus(sessions=sessions or [], roles=[])
+    return FleetStatus(store, components, "sync_", nodes, cluster, plan, token_of)
+
+
+async def read_task(
+    task: str,
+    plan: Plan,
+    nodes: list[NodeRecord],
+    sessions: list[SessionStatus],
+    claimed_by: str = "",
+) -> TaskStatus:
+    """Return the status of a task, which a node may have claimed."""
+    fleet = open_fleet(plan, nodes, sessions)
+    if claimed_by:
+        claim = Claim(
+            task=task,
+            token=token_of(task),
+            date=DAY.isoformat(),
+            node=claimed_by,
+            owner=f"{claimed_by}.1",
+            number=1,
+            run=1,
+            state="running",
+            started=0.0,
+        )
+        await fleet._store.create(KEYS.claim(DAY, task), msgspec.to_builtins(claim))
+    return await fleet.task(task, DAY)
+
+
+def plan_of(*names: str, before: Plan | None = None, pins: tuple[Pin, ...] = ()) -> Plan:
+    """Return the next plan, for these nodes."""
+    return assign(before or Plan.empty(TOTAL), [NODES[name] for name in names], pins=pins)
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+async def test_a_task_moves_as_its_token_does_unless_it_has_left_it(names: str) -> None:
+    """Owners and targets of all tasks agree with what the nodes themselves see."""
+    tasks = [f"t{number}" for number in range(40)]
+    first = plan_of("a", "b")
+    pinned = next(task for task in tasks if token_of(task) in first.seen_by("a.1").tokens)
+    token = token_of(pinned)
+    # Two tasks of one token whose pins disagree: one of them leaves it.
+    other = next(f"u{n}" for n in range(999) if token_of(f"u{n}") == token)
+    pins = (
+        Pin(task=pinned, token=token, patterns=("b",)),
+        Pin(task=other, token=token, patterns=("a",)),
+    )
+    acks = {ref.incarnation: 99 for ref in NODES.values()}
+    plan = first
+    for _ in range(4):
+        plan = assign(plan, [NODES["a"], NODES["b"]], pins=pins, acks=acks)
+    assert plan.exceptions.tasks
+    plan = plan_of(*names, before=plan, pins=pins)
+    moving = {
+        token: plan.assignment.nodes[move.taker - 1].name if move.taker else None
+        for move in plan.assignment.moves
+        for start, count in zip(move.starts, move.counts, strict=True)
+        for token in range(start, start + count)
+    }
+    shares = {share.node: share for share in open_fleet(plan, []).shares()}
+    for name, share in shares.items():
+        assert share.tokens == len(plan.seen_by(f"{name}.1").tokens)
+        assert share.pinned == len(plan.seen_by(f"{name}.1").own)
+        assert share.incoming == sum(target == name for target in moving.values())
+    assert sum(share.outgoing for share in shares.values()) == len(moving)
+    apart = {exempt.task: exempt for exempt in plan.exceptions.tasks}
+    nodes = [node(name) for name in "abc"]
+    for task in [*tasks, other]:
+        status = await read_task(task, plan, nodes, [])
+        owners: list[str | None] = [
+            name
+            for name, ref in NODES.items()
+            if plan.seen_by(ref.incarnation).covers(task, token_of(task))
+        ]
+        assert [status.owner] == (owners or [None])
+        if task in apart:
+            taker = apart[task].taker
+            target = plan.exceptions.nodes[taker - 1].name if taker else None
+        else:
+            target = moving.get(token_of(task))
+        assert status.moving_to == target
+        assert not (status.owner and status.moving_to)
+
+
+@pytest.mark.parametrize(
+    ("owner", "holder", "code", "delay"),
+    [
+        ({}, {}, "running", 60.0),
+        ({}, {"timeout": 90.0}, "running", 360.0),
+        ({"reclaim_after": 7.0}, {}, "running", 7.0),
+        ({}, {"state": "dead"}, "abandoned", 60.0),
+        ({"reclaim_after": 7.0}, {"state": "dead"}, "abandoned", 7.0),
+        ({}, {"state": "dead", "has_ended": True}, "abandoned", 0.0),
+        (
+            {"reclaim_after": 7.0, "reclaim_ended_after": 7.0},
+            {"state": "dead", "has_ended": True},
+            "abandoned",
+            7.0,
+        ),
+        ({}, {"state": "silent", "heard": 20.0}, "owner-silent", 60.0),
+        ({"reclaim_after": 7.0}, {"state": "silent", "heard": 20.0}, "owner-silent", 7.0),
+        ({"reclaim_after": 7.0}, None, "abandoned", 7.0),
+        ({}, None, "abandoned", 60.0),
+    ],
+)
+async def test_when_a_task_of_another_node_may_be_started(
+    owner: dict[str, Any], holder: dict[str, Any] | None, code: str, delay: float
+) -> None:
+    """By the settings of the node that owns it now, and by what is known of the other's end."""
+    sessions = [session("a"), *([] if holder is None else [session("b", **holder)])]
+    status = await read_task("t", plan_of("a"), [node("a", **owner), node("b")], sessions, "b")
+    reason = explain(status)
+    assert (status.owner, status.reclaim_after, reason.code) == ("a", delay, code)
+    heard = None if holder is None else holder.get("heard", 4.0)
+    assert (status.last_heard is None) is (heard is None)
+    if status.last_heard is not None and heard is not None:
+        now = Components.system().clock.wall().seconds
+        assert status.last_heard == pytest.approx(now - heard, abs=30)
+        wait = {"abandoned": delay, "owner-silent": 15.0 + delay}.get(code)
+        assert reason.until == (status.last_heard + wait if wait else None)
