@@ -47,7 +47,7 @@ class Calls:
         (
             "purge emails --yes",
             2,
-            [("count",), ("purge", ("ready", "waiting"))],
+            [("count",), ("purge", ("ready", "waiting", "blocked"))],
             {"what": "purged", "removed": 2},
         ),
         (
@@ -108,6 +108,9 @@ def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.Mon
         (["--delay", "60"], {}, {"delay": 60.0}),
         (["--timeout", "9.5"], {}, {"timeout": 9.5}),
         (["--max-attempts", "7"], {}, {"max_attempts": 7}),
+        (["--priority", "0"], {}, {"priority": 0}),
+        (["--group", "a"], {}, {"group": "a"}),
+        ([], {"JOBSYNC_KEY": "k"}, {"key": "k"}),
         ([], {"JOBSYNC_DELAY": "3"}, {"delay": 3.0}),
         ([], {"JOBSYNC_TIMEOUT": "4"}, {"timeout": 4.0}),
         ([], {"JOBSYNC_QUEUE_MAX_ATTEMPTS": "5"}, {"max_attempts": 5}),
