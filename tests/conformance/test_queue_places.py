@@ -381,6 +381,26 @@ async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
     assert len(await drain(backend)) == 1
 
 
+async def test_who_pushes_a_key_again_finds_its_finished_message(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first push has arrived unnoticed, and its message was completed before the second."""
+
+    async def finds_out_nothing(_: object) -> bool:
+        return False
+
+    location.faults.lost_replies = 1
+    monkeypatch.setattr(backend, "_has_arrived", finds_out_nothing)
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(1, key="k")])
+    other = await location.open("emails")
+    assert await drain(other) == [1]
+    pushed = await backend.push([new(2, key="k"), new(3, key="l")])
+    assert pushed == {"id-2": "id-1"}
+    assert await drain(other) == [3]
+    assert await backend.push([new(4, key="k")]) == {}
+
+
 async def test_a_lost_reply_says_who_holds_the_keys(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -19,14 +19,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
-from jobsync.core.messages import (
-    Completed,
-    Failed,
-    HandlerVerdict,
-    Returned,
-    Transition,
-    decide,
-)
+from jobsync.core.messages import Completed, Failed, HandlerVerdict, Returned, Transition, decide
 from jobsync.core.retry import ExponentialBackoff, Retries
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
@@ -234,7 +227,7 @@ class Worker:
         if delivery is None:
             return False
         delivery.answer = asyncio.get_running_loop().create_future()
-        self._submit(delivery, verdict)
+        self._submit(delivery, verdict, ended=None)
         return await asyncio.shield(delivery.answer)
 
     async def extend(self, message: Message, seconds: float) -> bool:
@@ -351,9 +344,7 @@ class Worker:
         if self._in_flight.find(delivery.message) is delivery:
             self._submit(delivery, verdict, ended)
 
-    def _submit(
-        self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
-    ) -> None:
+    def _submit(self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None) -> None:
         delivery.verdict, delivery.is_settling = verdict, True
         started, receipt = delivery.started, delivery.message.receipt
         if started is not None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 from queue_processes import QueueProcesses
 from waiting import until
 
 from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.opening import open_backend
+from jobsync.queue.settings import QueueOrder
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps
 
@@ -29,6 +31,43 @@ SELECT 'default/tasks', 'm' || n, 'ready', clock_timestamp(),
 FROM generate_series(1, %s) AS n
 """
 
+PLACED = """
+INSERT INTO jobsync_message
+  (queue, id, state, due, payload, max_attempts, format, priority, group_name)
+SELECT 'default/tasks', 'm' || n, {state}, clock_timestamp(),
+  json_build_object('id', 'm' || n, 'n', n, 'by', 'test', 'kind', 'plain')::text, 4, 2,
+  {priority}, {group}
+FROM generate_series(1, %s) AS n
+"""
+ADD_GROUPS = """
+INSERT INTO jobsync_group (queue, name, heads, added)
+SELECT DISTINCT queue, group_name, 1, 0 FROM jobsync_message WHERE group_name IS NOT NULL
+"""
+FILLS: dict[str, tuple[QueueOrder, str]] = {
+    "lifo": ("lifo", FILL),
+    "priority": (
+        "priority",
+        PLACED.format(state="'ranked'", priority="n %% 100 + 1", group="NULL"),
+    ),
+    "groups": (
+        "fifo",
+        PLACED.format(
+            state="CASE WHEN n %% 10 = 1 THEN 'ready' ELSE 'blocked' END",
+            priority="0",
+            group="'group-' || n / 10",
+        ),
+    ),
+    "one group first": (
+        "fifo",
+        PLACED.format(
+            state="CASE WHEN n %% 10 = 0 THEN 'ready' ELSE 'blocked' END",
+            priority="0",
+            group="CASE WHEN n %% 10 <> 0 THEN 'one' END",
+        ),
+    ),
+}
+"""Orders of queues, and how they are filled. If there are groups, a tenth can be claimed."""
+
 
 class Counting(PostgresAccess):
     """Counts the buffers of claims: explains each first, and rolls that back."""
@@ -42,7 +81,7 @@ class Counting(PostgresAccess):
         self._admin = admin
 
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
-        if self.is_counting and "SKIP LOCKED" in statement and "fresh" in statement:
+        if self.is_counting and "SKIP LOCKED" in statement and "late AS" in statement:
             explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}".encode()
             row = self._admin.execute(explain, parameters).fetchone()
             self._admin.rollback()
@@ -100,19 +139,28 @@ def keep_snapshot(url: str, *, is_kept: bool) -> Iterator[None]:
         yield
 
 
-async def measure(url: str, depth: int, batches: int, *, old_snapshot: bool = False) -> float:
+async def measure(
+    url: str,
+    depth: int,
+    batches: int,
+    *,
+    old_snapshot: bool = False,
+    fill: str = FILL,
+    order: QueueOrder = "fifo",
+) -> float:
     """Handle some of many messages; return the buffers of a claim at the end."""
     components = Components.system()
     inner = await open_store(url)
     with psycopg.connect(url) as admin:
-        admin.execute(FILL, [depth])
+        admin.execute(fill.encode(), [depth])
+        admin.execute(ADD_GROUPS)
         admin.commit()
         admin.execute("ANALYZE jobsync_message")
         admin.commit()
         store = Seen(inner)
         assert isinstance(inner.sql, PostgresAccess)
         store.access = Counting(inner.sql, admin)
-        port = open_backend(store, "default/tasks", components)
+        port = open_backend(store, "default/tasks", components, order=order)
         with keep_snapshot(url, is_kept=old_snapshot):
             await handle(port, batches)
             store.access.is_counting = True
@@ -133,6 +181,20 @@ async def test_a_claim_reads_no_more_in_a_deep_queue(
     proof.record("buffers of a claim", few=few, many=many, found=[shallow, deep, old])
     assert deep <= 1.2 * shallow
     assert old <= 1.5 * shallow
+
+
+@pytest.mark.parametrize("name", FILLS)
+async def test_a_claim_reads_no_more_whatever_the_order_and_the_groups(
+    name: str, postgres: Any, full_scale: bool, proof: Any
+) -> None:
+    """At most 1.3 times the buffers at 10 times the depth, or 100 times at full scale."""
+    order, fill = FILLS[name]
+    few, many, batches = (20_000, 1_000_000, 8) if full_scale else (15_000, 60_000, 4)
+    urls = [postgres.create_database(f"depth_{next(_numbers)}") for _ in range(2)]
+    shallow = await measure(urls[0], few, batches, fill=fill, order=order)
+    deep = await measure(urls[1], many, batches, fill=fill, order=order)
+    proof.record("buffers of a claim", order=name, few=few, many=many, found=[shallow, deep])
+    assert deep <= 1.3 * shallow
 
 
 async def test_a_worker_of_a_deep_queue_is_small(

@@ -47,6 +47,7 @@ from jobsync.queue.backend import (
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
+from jobsync.queue.sql.doubtful_keys import DoubtfulKeys
 from jobsync.queue.sql.joined_connections import unwrap_connection
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
 from jobsync.stores.corruption_log import CorruptionLog
@@ -59,7 +60,6 @@ __all__ = [
     "ClaimRequest",
     "ClaimedRows",
     "SqlBackend",
-    "find_stored_states",
 ]
 
 MAX_BATCH = 10_000
@@ -133,6 +133,7 @@ class SqlBackend(QueueBackend):
         self._corruption_log = CorruptionLog(self.topic, components.events)
         self._notifications = access
         self._shared_push = SharedPush(self.topic, self._push_and_check)
+        self._doubtful_keys = DoubtfulKeys(self._exists)
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
@@ -158,16 +159,23 @@ class SqlBackend(QueueBackend):
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> Mapping[str, str]:
         """Add messages where they belong; if the reply is lost, look whether they have arrived."""
+        arrived = await self._doubtful_keys.find_arrived(new_messages)
+        if arrived:
+            pairs = zip(new_messages, payloads, strict=True)
+            left = [(message, payload) for message, payload in pairs if message.id not in arrived]
+            new_messages, payloads = [each for each, _ in left], [each for _, each in left]
         try:
-            return await self._place(new_messages, payloads)
+            return {**arrived, **await self._place(new_messages, payloads)}
         except OutcomeUnknown as unknown:
             if not await self._has_arrived([message.id for message in new_messages]):
+                self._doubtful_keys.add(new_messages)
                 raise unknown from None
         finally:
             self._notifications.wake(self.topic)
         keys = {each.key: each.id for each in new_messages if each.key is not None}
         holders = await self._find_holders(list(keys)) if keys else {}
-        return {keys[key]: name for key, name in holders.items() if name != keys[key]}
+        others = {keys[key]: name for key, name in holders.items() if name != keys[key]}
+        return {**arrived, **others}
 
     async def push_within(
         self, connection: object, new_messages: Sequence[NewMessage]
@@ -431,11 +439,6 @@ def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
         yield from itertools.repeat(None)
     else:
         yield from split_pages(ids, _REDRIVE_BATCH)
-
-
-def find_stored_states(states: Collection[MessageState]) -> list[str]:
-    """Return the states as they are stored: a message with a priority is `ranked`, not ready."""
-    return [*states, *(("ranked",) if "ready" in states else ())]
 
 
 def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:

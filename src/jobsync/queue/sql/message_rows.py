@@ -3,7 +3,7 @@
 A row that cannot be decoded fails no other: a claimed one is corrupt, of others the text is shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -15,7 +15,14 @@ from jobsync.errors import Corrupt
 from jobsync.queue.backend import Failure, Message, MessageInfo, Receipt
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["ClaimedRow", "encode_error", "keep_latest", "read_infos", "read_message"]
+__all__ = [
+    "ClaimedRow",
+    "encode_error",
+    "find_stored_states",
+    "keep_latest",
+    "read_infos",
+    "read_message",
+]
 
 _MAX_DELIVERIES = 2**31 - 1
 """The end of the counters. Nothing is delivered so often: somebody has written the number."""
@@ -71,6 +78,11 @@ def read_message(receipt: Receipt, row: ClaimedRow) -> Message:
         is_suspect=bool(suspect),
         enqueued=enqueued,
     )
+
+
+def find_stored_states(states: Collection[MessageState]) -> list[str]:
+    """Return the states as they are stored: a message with a priority is `ranked`, not ready."""
+    return [*states, *(("ranked",) if "ready" in states else ())]
 
 
 class _InfoRow(NamedTuple):

@@ -32,10 +32,9 @@ from jobsync.queue.sql.common import (
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
-    find_stored_states,
 )
 from jobsync.queue.sql.joined_connections import build_connection_error
-from jobsync.queue.sql.message_rows import encode_error
+from jobsync.queue.sql.message_rows import encode_error, find_stored_states
 from jobsync.queue.sql.postgres_places import (
     PostgresPlaces,
     build_columns,

@@ -24,10 +24,9 @@ from jobsync.queue.sql.common import (
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
-    find_stored_states,
 )
 from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error, check_file
-from jobsync.queue.sql.message_rows import ClaimedRow
+from jobsync.queue.sql.message_rows import ClaimedRow, find_stored_states
 from jobsync.queue.sql.sqlite_claims import (
     complete_claim,
     end_lapsed,
