@@ -10,7 +10,7 @@ ELECTION := tests/simulation/test_elections.py tests/processes/test_election.py 
   tests/processes/test_idle_cost.py
 SHARING := tests/integration/jobs/test_pins.py tests/processes/test_jobs.py
 RETENTION := tests/integration/queue/test_maintenance.py
-QUEUE := tests/processes/test_queue.py tests/processes/test_queue_places.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py \
+QUEUE := tests/processes/test_queue.py tests/processes/test_queue_places.py tests/processes/test_rolling_deploy.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py \
   tests/integration/queue/test_page_costs.py $(RETENTION)
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
