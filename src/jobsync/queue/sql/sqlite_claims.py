@@ -234,10 +234,12 @@ def insert_claim(
         values: `queue`, `now`, and `due` and `boot` of the claim.
     """
     messages, start = [], 0
+    highest = max([row[13] for row in rows])
+    # Plain messages have neither a priority nor a group.
+    end = 11 if highest == PLAIN_FORMAT else 13
     for row in rows:
         size = len(row[2])
-        place = row[11:13] if row[13] > PLAIN_FORMAT else ()
-        messages.append((row[1], row[0], *row[3:7], row[8], row[9], start, size, *place))
+        messages.append((row[1], row[0], *row[3:7], row[8], row[9], start, size, *row[11:end]))
         start += size
     ids = [row[1] for row in rows]
     payloads = b"".join([row[2] for row in rows])
@@ -254,8 +256,8 @@ def insert_claim(
         "messages": to_json(messages),
         "errors": None,
         "payloads": None if is_large else payloads,
-        "format": max(row[13] for row in rows),
-        "grouped": any(row[12] is not None for row in rows),
+        "format": highest,
+        "grouped": highest > PLAIN_FORMAT and any(row[12] is not None for row in rows),
     }
     if any(row[10] for row in rows):
         parameters["errors"] = to_json([row[10].decode(errors="replace") for row in rows])
