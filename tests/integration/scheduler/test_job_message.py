@@ -178,7 +178,7 @@ async def test_what_cannot_be_enqueued_is_refused_at_the_start(
         ({"resource": 3, "data": {}}, "resource"),
         ({"resource": "reports"}, "data"),
         ({"resource": "reports", "data": [1]}, "data"),
-        ({"resource": "reports", "data": dict}, "the instant"),
+        ({"resource": "reports", "data": lambda: None}, "the instant"),
         ({"resource": "reports", "data": {}, "namespace": 3}, "namespace"),
         ({"resource": "reports", "data": {}, "delai": 3}, "delay"),
         ({"resource": "reports", "data": {}, "connection": 3}, "connection"),
