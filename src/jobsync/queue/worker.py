@@ -28,7 +28,7 @@ from jobsync.core.messages import (
     decide,
 )
 from jobsync.core.retry import ExponentialBackoff, Retries
-from jobsync.errors import Corrupt, Unavailable
+from jobsync.errors import Corrupt, Invalid, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor
@@ -38,6 +38,7 @@ from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME, LAST_MOMENTS, Shutdown, wait_for_change
+from jobsync.queue.transaction import TransactionBlock
 from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "find_calling_worker"]
@@ -102,6 +103,7 @@ class Worker:
         self._membership = membership
         self._settings = settings
         self._retries = retries
+        self._components = components
         self._clock = components.clock
         self._randomness = components.randomness
         self._reporter = reporter
@@ -233,6 +235,9 @@ class Worker:
         delivery = self._in_flight.find(message)
         if delivery is None:
             return False
+        if delivery.transaction is not None:
+            fix = "leave the block: that completes the message; raise to fail it"
+            raise Invalid("message", message.id, "cannot be settled within its transaction", fix)
         delivery.answer = asyncio.get_running_loop().create_future()
         self._submit(delivery, verdict)
         return await asyncio.shield(delivery.answer)
@@ -240,6 +245,20 @@ class Worker:
     async def extend(self, message: Message, seconds: float) -> bool:
         """Extend a claim; return whether it stands."""
         return await self._in_flight.extend(message, seconds)
+
+    def open_transaction(
+        self, message: Message, limit: float | None, *, is_blocking: bool
+    ) -> TransactionBlock:
+        """Return a transaction that completes a message."""
+        return TransactionBlock(
+            self.backend,
+            self._in_flight,
+            self._components,
+            self,
+            message,
+            limit,
+            is_blocking=is_blocking,
+        )
 
     def report_progress(self, message: Message, progress: float) -> None:
         """Report how far a handler is."""

@@ -120,6 +120,18 @@ class PostgresAccess(SqlAccess):
             OutcomeUnknown: it may have happened or not; the error names `place`.
         """
 
+    async def open_user_connection(self) -> Any:
+        """Open psycopg's own asynchronous connection for the user's SQL.
+
+        Raises:
+            Misconfigured, Unavailable: the server refuses it, or cannot be reached.
+        """
+        raise NotImplementedError
+
+    def open_blocking_connection(self) -> Any:
+        """Likewise, a connection that blocks, on any thread."""
+        raise NotImplementedError
+
     @abstractmethod
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str

@@ -35,6 +35,7 @@ from jobsync.queue.sql.common import (
     build_connection_error,
 )
 from jobsync.queue.sql.message_rows import encode_any_error, encode_error
+from jobsync.queue.sql.postgres_transactions import PostgresTransactions
 from jobsync.stores.sql import PostgresAccess, as_array, escape_copy, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "PostgresQueueDirectory"]
@@ -87,6 +88,7 @@ class PostgresBackend(SqlBackend):
         self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
+        self.transactions = PostgresTransactions(access, self._sql, self.topic, self._unsettled)
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         is_delayed = any(each.delay or each.at is not None for each in new_messages)
@@ -238,7 +240,7 @@ class PostgresBackend(SqlBackend):
         is_whole = unsettled == [{*ids}]
         if is_whole and await self._complete_claim(claims[0], len(ids)):
             return {*ids}
-        return {name for (name,) in await self._run("complete", _find_claims(ids, claims))}
+        return {name for name, _ in await self._run("complete", _find_claims(ids, claims))}
 
     async def _complete_claim(self, claim: str, count: int) -> bool:
         """Complete all messages of a claim; False means that nothing was done."""

@@ -318,7 +318,7 @@ WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('
 RETURNING 1;
 
 -- name: complete
--- Complete messages; return the ids of those that are completed, by this statement or an earlier one.
+-- Complete messages; return the ids of those that are completed, and whether by this statement.
 -- It reads no payloads.
 WITH claims AS MATERIALIZED (
   SELECT claim, ids, outcomes, dues, finished FROM {schema}.jobsync_claim
@@ -349,7 +349,12 @@ WITH claims AS MATERIALIZED (
     payloads = CASE WHEN e.open > 0 THEN c.payloads END
   FROM ended AS e WHERE c.claim = e.claim
 )
-SELECT id FROM places WHERE is_given AND outcome IN ('c', 'f');
+SELECT id, is_ended FROM places WHERE is_given AND outcome IN ('c', 'f');
+
+-- name: find_outcome
+-- How a message of a claim was settled. A transaction that is about to settle it has ended before.
+SELECT coalesce(nullif(substr(outcomes, array_position(ids, %(id)s), 1), ''), 'o')
+FROM {schema}.jobsync_claim WHERE claim = %(claim)s AND %(id)s = ANY (ids) FOR UPDATE;
 
 -- name: settle
 -- End claims as given; return the ids of the messages whose claims were ended so, by this statement or
