@@ -6,6 +6,7 @@ Run by `queue_processes`. SIGTERM makes it stop in good order.
 import asyncio
 import os
 import signal
+import sqlite3
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ class QueueOptions(WorkerOptions, frozen=True, kw_only=True):
     """How many to push."""
     seconds: float = 0.0
     """How long handling takes."""
+    has_effects: bool = False
+    """Whether the handler inserts the message's id into the table `effects`, in a transaction."""
 
 
 class QueueWorker:
@@ -100,9 +103,19 @@ class QueueWorker:
                 raise ValueError("boom")
             case "hang":
                 await asyncio.sleep(3600)
+            case _ if self._options.has_effects:
+                await self._write_effect(context)
             case _:
                 await asyncio.sleep(self._options.seconds)
         self._report("ended", **delivery)
+
+    async def _write_effect(self, context: Context) -> None:
+        async with context.transaction() as connection:
+            if isinstance(connection, sqlite3.Connection):
+                connection.execute("INSERT INTO effects VALUES (?)", [context.id])
+            else:
+                await connection.execute("INSERT INTO effects VALUES (%s)", [context.id])
+            await asyncio.sleep(self._options.seconds)
 
 
 if __name__ == "__main__":

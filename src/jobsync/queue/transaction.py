@@ -29,7 +29,14 @@ from jobsync.queue.backend import Message, QueueBackend, Receipt
 from jobsync.queue.in_flight import Delivery, InFlight, WorkerListener
 from jobsync.user_code import end_forked_child
 
-__all__ = ["ClaimOutcome", "OpenTransaction", "TransactionBackend", "TransactionBlock"]
+__all__ = [
+    "ClaimOutcome",
+    "OpenTransaction",
+    "TransactionBackend",
+    "TransactionBlock",
+    "TransactionOpener",
+    "check_no_transaction",
+]
 
 T = TypeVar("T")
 
@@ -136,17 +143,14 @@ class TransactionBackend(ABC):
         """
 
 
-class TransactionBlock:
-    """One block of a handler: `async with`. A plain function enters and leaves it on the loop.
+class TransactionOpener:
+    """Opens the transactions of a worker's handlers.
 
     Args:
-        backend: where the message is stored.
+        backend: where the messages are stored.
         in_flight: the claims of the worker.
         components: time and randomness.
         listener: the worker.
-        message: what the handler handles.
-        limit: seconds that the transaction may take; None for the default.
-        is_blocking: whether the handler is a plain function.
     """
 
     def __init__(
@@ -155,17 +159,54 @@ class TransactionBlock:
         in_flight: InFlight,
         components: Components,
         listener: WorkerListener,
+    ) -> None:
+        self.backend = backend
+        self.in_flight = in_flight
+        self.components = components
+        self.listener = listener
+
+    def open(
+        self, message: Message, limit: float | None, *, is_blocking: bool
+    ) -> "TransactionBlock":
+        """Return a block that completes a message.
+
+        Raises:
+            Invalid: the store has no transactions, or the limit is out of range.
+        """
+        return TransactionBlock(self, message, limit, is_blocking=is_blocking)
+
+
+def check_no_transaction(delivery: Delivery) -> None:
+    """Raise if a message is to be settled beside the transaction that completes it."""
+    if delivery.transaction is not None:
+        fix = "leave the block: that completes the message; raise to fail it"
+        raise Invalid("message", delivery.id, "cannot be settled within its transaction", fix)
+
+
+class TransactionBlock:
+    """One block of a handler: `async with`. A plain function enters and leaves it on the loop.
+
+    Args:
+        opener: the worker's.
+        message: what the handler handles.
+        limit: seconds that the transaction may take; None for the default.
+        is_blocking: whether the handler is a plain function.
+    """
+
+    def __init__(
+        self,
+        opener: TransactionOpener,
         message: Message,
         limit: float | None,
         *,
         is_blocking: bool,
     ) -> None:
-        self._transactions = _find_transactions(backend)
+        self._transactions = _find_transactions(opener.backend)
         self._limit = _check_limit(limit, self._transactions)
-        self._in_flight = in_flight
-        self._clock = components.clock
-        self._randomness = components.randomness
-        self._listener = listener
+        self._in_flight = opener.in_flight
+        self._clock = opener.components.clock
+        self._randomness = opener.components.randomness
+        self._listener = opener.listener
         self._message = message
         self._is_blocking = is_blocking
         self._forks = count_forks()

@@ -28,7 +28,7 @@ from jobsync.core.messages import (
     decide,
 )
 from jobsync.core.retry import ExponentialBackoff, Retries
-from jobsync.errors import Corrupt, Invalid, Unavailable
+from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor
@@ -38,7 +38,7 @@ from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME, LAST_MOMENTS, Shutdown, wait_for_change
-from jobsync.queue.transaction import TransactionBlock
+from jobsync.queue.transaction import TransactionOpener, check_no_transaction
 from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "find_calling_worker"]
@@ -103,7 +103,6 @@ class Worker:
         self._membership = membership
         self._settings = settings
         self._retries = retries
-        self._components = components
         self._clock = components.clock
         self._randomness = components.randomness
         self._reporter = reporter
@@ -112,6 +111,7 @@ class Worker:
         self._visibility = settings.visibility_timeout
         self._changed = asyncio.Event()
         self._in_flight = InFlight(backend, membership, self._clock, self._visibility, self)
+        self.open_transaction = TransactionOpener(backend, self._in_flight, components, self).open
         self._slots = HandlerSlots(
             executor,
             settings,
@@ -235,9 +235,7 @@ class Worker:
         delivery = self._in_flight.find(message)
         if delivery is None:
             return False
-        if delivery.transaction is not None:
-            fix = "leave the block: that completes the message; raise to fail it"
-            raise Invalid("message", message.id, "cannot be settled within its transaction", fix)
+        check_no_transaction(delivery)
         delivery.answer = asyncio.get_running_loop().create_future()
         self._submit(delivery, verdict)
         return await asyncio.shield(delivery.answer)
@@ -245,20 +243,6 @@ class Worker:
     async def extend(self, message: Message, seconds: float) -> bool:
         """Extend a claim; return whether it stands."""
         return await self._in_flight.extend(message, seconds)
-
-    def open_transaction(
-        self, message: Message, limit: float | None, *, is_blocking: bool
-    ) -> TransactionBlock:
-        """Return a transaction that completes a message."""
-        return TransactionBlock(
-            self.backend,
-            self._in_flight,
-            self._components,
-            self,
-            message,
-            limit,
-            is_blocking=is_blocking,
-        )
 
     def report_progress(self, message: Message, progress: float) -> None:
         """Report how far a handler is."""

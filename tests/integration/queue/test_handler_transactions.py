@@ -68,7 +68,7 @@ class Effects:
     def read(self) -> list[str]:
         """Return the effects that are committed."""
         name = "effects" if self.kind == "sqlite" else "effects.effects"
-        return [row[0] for row in self.run(f"SELECT id FROM {name}")]  # noqa: S608 - ours
+        return [row[0] for row in self.run(f"SELECT id FROM {name}")]
 
     def write_blocking(self, connection: Any, name: str) -> None:
         """Add an effect in a plain function."""
@@ -105,9 +105,10 @@ async def ended(queue: QueuePlugin, count: int = 1) -> dict[str, int]:
 
     def is_done() -> bool:
         stats = queue.stats()
-        return stats["completed"] + stats["dead"] + stats["cancelled"] >= count
+        is_finished = stats["completed"] + stats["dead"] + stats["cancelled"] >= count
+        return is_finished and not stats["running"]
 
-    await until(is_done, "the messages are finished")
+    await until(is_done, "the messages are finished, and so are the handlers")
     return queue.stats()
 
 
@@ -190,8 +191,8 @@ async def test_a_claim_that_has_ended_rolls_all_back(effects: Effects, is_async:
 
     async def end_claim() -> None:
         """End the claim as another process does which takes this one for dead."""
-        backend = queue._get_backend()  # noqa: SLF001 - as the process that records a death
-        session = queue._get_membership().incarnation  # noqa: SLF001 - likewise
+        backend = queue._get_backend()
+        session = queue._get_membership().incarnation
         assert await backend.end_claims({session})
 
     async def handle(_: Document, context: Context) -> None:
@@ -208,7 +209,7 @@ async def test_a_claim_that_has_ended_rolls_all_back(effects: Effects, is_async:
         try:
             with context.transaction() as connection:
                 if context.epoch == 1 and effects.kind == "postgres":
-                    context._run(end_claim())  # noqa: SLF001 - on the loop of the queue
+                    context._run(end_claim())
                 effects.write_blocking(connection, context.id)
         except MessageClaimLost as error:
             heard.append(error)
@@ -228,7 +229,7 @@ async def test_a_claim_that_has_ended_rolls_all_back(effects: Effects, is_async:
 
 def _end_before_begin(queue: QueuePlugin, end_claim: Callable[[], Awaitable[None]]) -> None:
     """End the first claim after the handler has looked at it, and before its transaction."""
-    backend = queue._get_backend().transactions  # noqa: SLF001 - the part under test
+    backend = queue._get_backend().transactions
     assert backend is not None
     begin = backend.begin
 
@@ -240,19 +241,22 @@ def _end_before_begin(queue: QueuePlugin, end_claim: Callable[[], Awaitable[None
     backend.begin = end_and_begin  # type: ignore[method-assign]
 
 
-async def commit(connection: Any) -> None:
-    """End the transaction by a statement."""
-    result = connection.execute("COMMIT")
+async def execute(connection: Any, *arguments: Any) -> None:
+    """Run a statement on a connection of either kind."""
+    result = connection.execute(*arguments)
     if not isinstance(connection, sqlite3.Connection):
         await result
+
+
+async def commit(connection: Any) -> None:
+    """End the transaction by a statement."""
+    await execute(connection, "COMMIT")
 
 
 async def roll_back_and_begin(connection: Any) -> None:
     """Replace the transaction by another one."""
     for statement in ("ROLLBACK", "BEGIN"):
-        result = connection.execute(statement)
-        if not isinstance(connection, sqlite3.Connection):
-            await result
+        await execute(connection, statement)
 
 
 async def commit_by_method(connection: Any) -> None:
@@ -272,9 +276,7 @@ async def close(connection: Any) -> None:
 async def fail_quietly(connection: Any) -> None:
     """Run a statement that fails, and go on."""
     with pytest.raises((sqlite3.Error, psycopg.Error)):
-        result = connection.execute("SELECT * FROM nowhere")
-        if not isinstance(connection, sqlite3.Connection):
-            await result
+        await execute(connection, "SELECT * FROM nowhere")
 
 
 @pytest.mark.parametrize(
@@ -311,10 +313,8 @@ async def test_savepoints_can_be_nested(effects: Effects) -> None:
                 await fail_quietly(connection)
                 return
             connection.row_factory = psycopg.rows.dict_row
-            with pytest.raises(LookupError):
-                async with connection.transaction():
-                    await effects.write(connection, "undone")
-                    raise LookupError
+            async with connection.transaction(force_rollback=True):
+                await effects.write(connection, "undone")
             async with connection.transaction():
                 await effects.write(connection, "kept too")
 
@@ -350,11 +350,9 @@ async def swallow_cancellation(connection: Any) -> None:
     """Go on after the time is over, and try to write."""
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)
+    add = _ADD["sqlite" if isinstance(connection, sqlite3.Connection) else "postgres"]
     with pytest.raises((sqlite3.Error, psycopg.Error)):
-        if isinstance(connection, sqlite3.Connection):
-            connection.execute(_ADD["sqlite"], ["late"])
-        else:
-            await connection.execute(_ADD["postgres"], ["late"])
+        await execute(connection, add, ["late"])
 
 
 async def block_the_loop(connection: Any) -> None:
@@ -482,8 +480,8 @@ async def test_a_forked_child_commits_nothing(effects: Effects) -> None:
             if (child := os.fork()) != 0:
                 children.append(child)
                 await effects.write(connection, context.id)
-                _, status = os.waitpid(child, 0)
-                assert os.waitstatus_to_exitcode(status) == 1
+                waited = await asyncio.to_thread(os.waitpid, child, 0)
+                assert os.waitstatus_to_exitcode(waited[1]) == 1
 
     async with run_queue(effects, handle, max_attempts=1) as queue:
         name = await queue.enqueue({})
@@ -599,7 +597,7 @@ async def test_a_disk_that_fails_at_the_commit_is_settled_by_reading(
             await effects.write(connection, context.id)
 
     async with run_queue(effects, handle) as queue:
-        backend = queue._get_backend().transactions  # noqa: SLF001 - the part under test
+        backend = queue._get_backend().transactions
         assert isinstance(backend, TransactionBackend)
         _fail_commits(monkeypatch, backend, is_committed)
         names = [await queue.enqueue({}), await queue.enqueue({})]

@@ -37,7 +37,7 @@ from jobsync.queue.sql.sqlite_claims import (
     settle_claim,
     to_json,
 )
-from jobsync.queue.sql.sqlite_transactions import SqliteTransactions
+from jobsync.queue.sql.sqlite_transactions import open_transactions
 from jobsync.stores.sql import SqliteAccess
 
 __all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
@@ -66,10 +66,9 @@ class SqliteBackend(SqlBackend):
         self._has_foreign = True
         """Whether there may be delays that count from another boot."""
         self._unsettled = UnsettledClaims()
-        if access.path is not None:
-            self.transactions = SqliteTransactions(
-                access, self.topic, self._unsettled, self._read_delay_time
-            )
+        self.transactions = open_transactions(
+            access, self.topic, self._unsettled, self._read_delay_time
+        )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:

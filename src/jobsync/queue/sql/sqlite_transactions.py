@@ -23,7 +23,7 @@ from jobsync.queue.transaction import ClaimOutcome, OpenTransaction, Transaction
 from jobsync.stores.sql import SqliteAccess
 from jobsync.user_code import UserThreads
 
-__all__ = ["SqliteTransactions"]
+__all__ = ["SqliteTransactions", "open_transactions"]
 
 _LONGEST = 5.0
 """Seconds for which a handler may block all other writers."""
@@ -194,6 +194,18 @@ class SqliteTransactions(TransactionBackend):
             return False
         settlement = Settlement(receipt=receipt, move="complete")
         return bool(settle_claim(connection, claim, [settlement], time))
+
+
+def open_transactions(
+    access: SqliteAccess,
+    topic: str,
+    unsettled: UnsettledClaims,
+    read_time: Callable[[], dict[str, float]],
+) -> TransactionBackend | None:
+    """Return what opens transactions in a file; None if there is none. See the class."""
+    if access.path is None:
+        return None
+    return SqliteTransactions(access, topic, unsettled, read_time)
 
 
 def _find_outcome(connection: sqlite3.Connection, receipt: Receipt) -> str | None:
