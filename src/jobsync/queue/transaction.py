@@ -12,6 +12,7 @@ thread watches the time, because the handler may block the event loop.
 """
 
 import asyncio
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
@@ -21,6 +22,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from jobsync.components import Components
 from jobsync.coordination.session import count_forks
 from jobsync.core.arguments import check_seconds
+from jobsync.core.clock import Mono, SystemClock
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed
 from jobsync.core.retry import ExponentialBackoff
@@ -46,6 +48,62 @@ ClaimOutcome: TypeAlias = Literal["open", "completed", "ended"]
 _BACKOFF = ExponentialBackoff(first=0.1, longest=2.0)
 
 
+_IDLE = 10.0
+"""Seconds after which the thread of the time limits ends, if there is no transaction."""
+
+
+class _TimeLimits:
+    """Ends the transactions of this process whose time is over.
+
+    On a thread of its own, which no handler can block; it runs while there are transactions.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._clock = SystemClock()
+        self._ends: dict[OpenTransaction, Mono] = {}
+        self._next_look: Mono | None = None
+        """When the thread looks; None if there is no thread."""
+
+    def add(self, transaction: "OpenTransaction", seconds: float) -> None:
+        """End a transaction after so many seconds, unless it is removed before."""
+        with self._changed:
+            self._ends[transaction] = end = self._clock.mono() + seconds
+            if self._next_look is None:
+                self._next_look = end
+                threading.Thread(target=self._run, name="jobsync-limits", daemon=True).start()
+            elif end < self._next_look:
+                self._next_look = end
+                self._changed.notify()
+
+    def remove(self, transaction: "OpenTransaction") -> None:
+        """Let a transaction take as long as it needs."""
+        with self._changed:
+            self._ends.pop(transaction, None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = self._clock.mono()
+                late = [each for each, end in self._ends.items() if end <= now]
+                for transaction in late:
+                    del self._ends[transaction]
+                if not late:
+                    is_used = bool(self._ends)
+                    self._next_look = min(self._ends.values(), default=now + _IDLE)
+                    self._changed.wait(max(0.0, self._next_look - now))
+                    if not (is_used or self._ends):
+                        self._next_look = None
+                        return
+            for transaction in late:
+                # It may have to wait for a statement of the handler's.
+                threading.Thread(target=transaction.expire, daemon=True).start()
+
+
+_limits: dict[int, _TimeLimits] = {}
+"""By process: a forked child has no such thread."""
+
+
 class OpenTransaction(ABC):
     """A transaction that has begun, on a connection of its own.
 
@@ -60,17 +118,17 @@ class OpenTransaction(ABC):
         self.is_expired = False
         self._is_ending = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(limit, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        self._limits = _limits.setdefault(os.getpid(), _TimeLimits())
+        self._limits.add(self, limit)
 
     def stop_timer(self) -> None:
         """End its time limit: from now on only its owner ends it."""
-        self._timer.cancel()
+        self._limits.remove(self)
         with self._lock:
             self._is_ending = True
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Roll it back because its time is over, unless it is being ended."""
         with self._lock:
             if not self._is_ending:
                 self.is_expired = True

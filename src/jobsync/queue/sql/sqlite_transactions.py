@@ -7,10 +7,10 @@ connection refuses to write from then on: nothing that follows commits by itself
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 from jobsync.core.codec import Json
@@ -21,7 +21,7 @@ from jobsync.queue.sql.common import build_connection_error
 from jobsync.queue.sql.sqlite_claims import SQL, complete_claim, settle_claim
 from jobsync.queue.transaction import ClaimOutcome, OpenTransaction, TransactionBackend
 from jobsync.stores.sql import SqliteAccess
-from jobsync.user_code import UserThreads
+from jobsync.stores.threads import ThreadPool
 
 __all__ = ["SqliteTransactions", "open_transactions"]
 
@@ -30,6 +30,8 @@ _LONGEST = 5.0
 _BUSY_SLICE = 1.0
 _BUSY_TIMEOUT = 30.0
 """Seconds to wait for other writers: those of other processes take turns, and each is short."""
+_THREADS = 4
+"""One for the handler whose turn it is; others end transactions whose time was over."""
 _SAVEPOINT = "jobsync_transaction"
 _FIX = "pass a sqlite3 connection to the file that the queue is in"
 
@@ -50,7 +52,7 @@ class _SqliteTransaction(OpenTransaction):
         connection: sqlite3.Connection,
         limit: float,
         topic: str,
-        threads: UserThreads,
+        threads: ThreadPool,
         release: Callable[[], None],
     ) -> None:
         self._topic = topic
@@ -72,14 +74,14 @@ class _SqliteTransaction(OpenTransaction):
     async def check(self) -> None:
         """Check that it is the transaction that was begun: its savepoint exists."""
         try:
-            await self._run(self.connection.execute, f"RELEASE {_SAVEPOINT}")
+            await self._threads.run(self.connection.execute, f"RELEASE {_SAVEPOINT}")
         except sqlite3.Error as error:
             raise _build_ended(error) from error
 
     async def commit(self) -> None:
         """Commit it."""
         try:
-            await self._run(self.connection.execute, "COMMIT")
+            await self._threads.run(self.connection.execute, "COMMIT")
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
                 raise OutcomeUnknown(self._topic, str(error)) from error
@@ -87,12 +89,8 @@ class _SqliteTransaction(OpenTransaction):
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._run(_close, self.connection)
+        await self._threads.run(_close, self.connection)
         self._release()
-
-    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(work, *arguments))
 
 
 class SqliteTransactions(TransactionBackend):
@@ -118,7 +116,8 @@ class SqliteTransactions(TransactionBackend):
         self._topic = topic
         self._unsettled = unsettled
         self._read_time = read_time
-        self._threads = UserThreads("jobsync-transaction")
+        self._exiting = threading.Event()
+        self._threads = ThreadPool("jobsync-transaction", _THREADS, self._exiting.set)
         self._turn = asyncio.Lock()
 
     async def begin(self, limit: float, *, is_blocking: bool) -> OpenTransaction:
@@ -127,7 +126,7 @@ class SqliteTransactions(TransactionBackend):
         loop = asyncio.get_running_loop()
         await self._turn.acquire()
         release = _build_release(loop, self._turn)
-        opening = loop.run_in_executor(self._threads, self._open)
+        opening = self._threads.run(self._open)
         try:
             connection = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -145,8 +144,7 @@ class SqliteTransactions(TransactionBackend):
         del result
         if not isinstance(connection, sqlite3.Connection):
             raise build_connection_error(connection, "is not a sqlite3 connection", _FIX)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._complete, connection, receipt)
+        return await self._threads.run(self._complete, connection, receipt)
 
     async def read_outcome(self, receipt: Receipt) -> ClaimOutcome:
         """Read what became of a message while nobody else writes."""
@@ -178,7 +176,8 @@ class SqliteTransactions(TransactionBackend):
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or self._access.clock.mono() >= give_up:
+                is_over = self._access.clock.mono() >= give_up or self._exiting.is_set()
+                if is_over or not is_busy:
                     raise
             else:
                 return
