@@ -350,9 +350,16 @@ async def swallow_cancellation(connection: Any) -> None:
     """Go on after the time is over, and try to write."""
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)
-    add = _ADD["sqlite" if isinstance(connection, sqlite3.Connection) else "postgres"]
     with pytest.raises((sqlite3.Error, psycopg.Error)):
+        await write_for_ever(connection)
+
+
+async def write_for_ever(connection: Any) -> None:
+    """Write until that is refused."""
+    add = _ADD["sqlite" if isinstance(connection, sqlite3.Connection) else "postgres"]
+    while True:
         await execute(connection, add, ["late"])
+        await asyncio.sleep(0)
 
 
 async def block_the_loop(connection: Any) -> None:
