@@ -193,6 +193,10 @@ class BlockingContext:
         connection = self._run(block.__aenter__())
         try:
             yield connection
+        except GeneratorExit:
+            # It was never left, and is collected, perhaps on the worker's own thread.
+            block.cut()
+            raise
         except BaseException as error:
             end_forked_child(forks, "a handler")
             self._leave(block, error)
@@ -205,7 +209,7 @@ class BlockingContext:
             self._run(block.leave(error))
         except (RuntimeError, asyncio.CancelledError) as gone:
             # The worker's loop is closed, or has cancelled this.
-            block.abandon()
+            block.cut()
             raise MessageClaimLost(self.id, "its worker has ended") from gone
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -196,7 +196,7 @@ class Executor:
             )
         late = build_late_verdict(delivery)
         if late is None and delivery.transaction is not None:
-            delivery.transaction.abandon()
+            await delivery.transaction.abandon()
             return HandlerOutcome(Failed(_UNFINISHED))
         return HandlerOutcome(late or self._judge(result, delivery.context))
 

@@ -271,6 +271,7 @@ class TransactionBlock:
         self._delivery: Delivery | None = None
         self._open: OpenTransaction | None = None
         self._timeout: asyncio.Timeout | None = None
+        self._is_abandoned = False
 
     async def __aenter__(self) -> Any:
         """Begin the transaction; return the connection."""
@@ -316,6 +317,8 @@ class TransactionBlock:
         """
         opened, delivery = self._open, self._delivery
         if opened is None or delivery is None:
+            if self._is_abandoned and error is None:
+                raise MessageClaimLost(self._message.id, "its handler had returned before")
             return
         self._open = None
         if isinstance(error, GeneratorExit):
@@ -329,10 +332,18 @@ class TransactionBlock:
         finally:
             delivery.transaction = None
 
-    def abandon(self) -> None:
-        """Roll back: the handler has returned, and its block is open."""
+    def cut(self) -> None:
+        """Roll back at once, on any thread: nobody will leave the block."""
         if self._open is not None:
             self._open.cut()
+
+    async def abandon(self) -> None:
+        """Roll back: the handler has returned, and its block is open."""
+        opened, self._open, self._is_abandoned = self._open, None, True
+        if opened is not None:
+            opened.stop_timer()
+            opened.cut()
+            await _run_to_end(opened.close())
 
     async def _end(
         self, opened: OpenTransaction, delivery: Delivery, error: BaseException | None

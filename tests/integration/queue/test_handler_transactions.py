@@ -396,18 +396,19 @@ async def test_a_transaction_that_takes_too_long_is_rolled_back(
 
 async def test_a_thread_that_takes_too_long_is_rolled_back(effects: Effects) -> None:
     """While it sits there: others can write before it returns; what it writes later is refused."""
-    is_free = threading.Event()
+    has_written, is_free = threading.Event(), threading.Event()
 
     def handle(_: Document, context: BlockingContext) -> None:
         with context.transaction(timeout=0.3) as connection:
             effects.write_blocking(connection, context.id)
+            has_written.set()
             assert is_free.wait(60)
             with pytest.raises((sqlite3.Error, psycopg.Error)):
                 effects.write_blocking(connection, "late")
 
     async with run_queue(effects, handle, max_attempts=1) as queue:
         await queue.enqueue({})
-        await until(lambda: queue.stats()["running"] == 1, "the handler runs")
+        await until(has_written.is_set, "the handler has written")
         if effects.kind == "sqlite":
             # It waits for the lock.
             await asyncio.to_thread(effects.run, "INSERT INTO effects VALUES ('free')")

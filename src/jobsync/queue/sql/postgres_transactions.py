@@ -37,6 +37,8 @@ _COMMIT_TIME = 30.0
 """Seconds after which the reply to COMMIT counts as lost."""
 _LOCKED_IDLE = 5.0
 """Seconds that the server waits for COMMIT once the row of the claim is locked."""
+_SERVER_MARGIN = 5.0
+"""Seconds by which the server's limits are longer than those of the transaction."""
 _FIX = "pass a psycopg connection to the database that the queue is in"
 _END_FIX = "leave COMMIT, ROLLBACK and close() to context.transaction()"
 
@@ -244,7 +246,9 @@ def _execute_blocking(connection: Any, statement: str, parameters: Mapping[str, 
 
 
 def _build_limits(limit: float) -> dict[str, str]:
-    return {"idle": _to_milliseconds(limit), "statement": _to_milliseconds(limit)}
+    """Return the server's limits: later than this process's own, whose error says more."""
+    text = _to_milliseconds(limit + _SERVER_MARGIN)
+    return {"idle": text, "statement": text}
 
 
 def _to_milliseconds(seconds: float) -> str:
