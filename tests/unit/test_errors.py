@@ -66,8 +66,10 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
     ),
     (
         MessageClaimLost("01a1", "another worker has it"),
-        "Message '01a1' is no longer claimed here: another worker has it. "
-        "Nothing of the transaction was written.",
+        (
+            "Message '01a1' is no longer claimed here: another worker has it. "
+            "Nothing of the transaction was written."
+        ),
     ),
     (Fenced("a/b", 3, 5), "a/b: epoch 3 was replaced by 5. Stop acting on it."),
     (
