@@ -9,6 +9,7 @@
     ├── Conflict          another writer came first: read again, decide again
     │   └── JobRunning    runs of the job must not overlap: wait for its end
     ├── ClaimLost         another node owns the task: do not do it here
+    │   └── MessageClaimLost  the claim of a message has ended: its transaction wrote nothing
     ├── Fenced            your term is over, or a newer one has written: stop
     ├── NewerFormat       newer code wrote the record: leave it alone, upgrade this process
     ├── Incomplete        part of a batch was not written: the fields list which part
@@ -55,6 +56,7 @@ __all__ = [
     "InvalidRecord",
     "JobRunning",
     "JobsyncError",
+    "MessageClaimLost",
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
@@ -332,6 +334,16 @@ class ClaimLost(JobsyncError):
 
     def __str__(self) -> str:
         return f"Task {self.task_id!r} was not claimed: {self.reason}. Do not do it here."
+
+
+class MessageClaimLost(ClaimLost):
+    """The claim of a message has ended. What its handler's transaction wrote was rolled back."""
+
+    def __str__(self) -> str:
+        return (
+            f"Message {self.task_id!r} is no longer claimed here: {self.reason}. "
+            "Nothing of the transaction was written."
+        )
 
 
 class Fenced(JobsyncError):

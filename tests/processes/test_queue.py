@@ -7,11 +7,14 @@ the machine starves a process for longer than its timeout, others rightly take o
 import asyncio
 import itertools
 import random
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from processes import OTHER_NAMESPACE, WorkerProcess, can_unshare
 from proxy import Proxy
@@ -139,11 +142,19 @@ class Network:
     """A proxy to a server that loses a reply each second, and restarts the server every 7 seconds.
 
     A file needs none, and an S3 server is not restarted.
+
+    Args:
+        url: the store.
+        server: what to restart.
+        loses_commits: whether it loses COMMITs and their replies besides.
     """
 
-    def __init__(self, url: str, server: PostgresServer | None) -> None:
+    def __init__(
+        self, url: str, server: PostgresServer | None, *, loses_commits: bool = False
+    ) -> None:
         self._url = url
         self._server = server
+        self._loses_commits = loses_commits
         self._proxy: Proxy | None = None
         self._moments = itertools.count(1)
         self._next = now() + 1
@@ -164,11 +175,115 @@ class Network:
         if now() < self._next:
             return
         self._next = now() + 1
-        server = self._server
-        if next(self._moments) % 7 == 3 and server is not None and server.is_ours:
+        server, moment = self._server, next(self._moments)
+        if moment % 7 == 3 and server is not None and server.is_ours:
             server.restart()
+        elif self._loses_commits and moment % 3:
+            # One at a time: at the end of a storm there are few.
+            self._proxy.pass_through()
+            lose = self._proxy.drop_reply if moment % 3 == 1 else self._proxy.drop_request
+            lose(1, is_commit)
         else:
             self._proxy.drop_reply()
+
+
+def is_commit(request: bytes) -> bool:
+    """Whether a request is the COMMIT of a handler's transaction."""
+    return b"COMMIT\0" in request
+
+
+EFFECT_SECONDS = {"sqlite": (0.02, 0.0), "postgres": (0.1, 0.01)}
+"""How long a transaction takes, at small and at full scale. In a file one follows the other."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_effects_in_transactions_happen_once_in_a_storm(
+    url: str, kind: str, tmp_path: Path, full_scale: bool, proof: Any, request: Any
+) -> None:
+    """Each message has one effect: none is doubled, and none is missing.
+
+    Workers are killed, frozen and stopped; a server is restarted, and COMMITs are lost.
+    """
+    server = request.getfixturevalue("postgres") if kind == "postgres" else None
+    messages = 20_000 if full_scale else 300
+    seed = int(time.time()) if full_scale else SEED
+    effects, begun = EffectTable(url), now()
+    # Enough attempts for all that is lost.
+    settings = {**TIMING, "concurrency": 10, "max_attempts": 100}
+    async with QueueProcesses(url, tmp_path / "facts", **settings) as processes:
+        with Network(url, server, loses_commits=True) as (proxied, disturb):
+            seconds = EFFECT_SECONDS[kind][full_scale]
+            options: dict[str, Any] = {"seconds": seconds, "url": proxied, "has_effects": True}
+            await processes.drained()
+            effects.create()
+            await processes.start(WORKERS, **options)
+            producer = processes.add("push", messages=messages, url=proxied)
+            storm = Storm(processes, seed)
+
+            def is_over() -> bool:
+                disturb()
+                assert producer.process.poll() in {None, 0}
+                return not producer.is_alive and effects.count() >= messages * 9 // 10
+
+            await storm.rage(is_over, options)
+            await processes.drained()
+            survivors = processes.alive
+            await processes.reported("joined", survivors)
+        finished = await processes.read_messages("completed")
+        counts = check_messages(processes, finished)
+        for worker in survivors:
+            worker.stop()
+        assert {await worker.ended() for worker in survivors} == {0}
+        processes.check_exits()
+    written = effects.read()
+    counts["doubled"] = len(written) - len({*written})
+    counts["missing"] = len(finished.keys() - {*written})
+    assert (counts["doubled"], counts["missing"]) == (0, 0)
+    assert {*written} == finished.keys()
+    assert counts["acknowledged"] + counts["perhaps"] >= messages
+    assert storm.strikes["kill"] > 0
+    proof.record(
+        "queue effects",
+        kind=kind,
+        seed=seed,
+        seconds=round(now() - begun),
+        **storm.strikes,
+        **counts,
+    )
+
+
+class EffectTable:
+    """The table `effects` in the database of a queue."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def create(self) -> None:
+        """Create it. A message that is handled twice could be in it twice."""
+        self._run("CREATE TABLE effects (id text)")
+
+    def count(self) -> int:
+        """Count the rows."""
+        return int(self._run("SELECT count(*) FROM effects")[0][0])
+
+    def read(self) -> list[str]:
+        """Return the ids of the messages."""
+        return [name for (name,) in self._run("SELECT id FROM effects")]
+
+    def _run(self, statement: str) -> list[Any]:
+        if self._url.startswith("sqlite"):
+            with closing(sqlite3.connect(self._url.removeprefix("sqlite:///"), 60)) as file:
+                return file.execute(statement).fetchall()
+        for _ in range(100):
+            # The server may be restarting.
+            with (
+                suppress(psycopg.OperationalError),
+                psycopg.connect(self._url, autocommit=True) as connection,
+            ):
+                cursor = connection.execute(statement.encode())
+                return cursor.fetchall() if cursor.description else []
+            time.sleep(0.1)
+        raise AssertionError("the server does not answer")
 
 
 POISON = ("raise", "hang", "kill")

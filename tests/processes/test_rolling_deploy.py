@@ -76,13 +76,8 @@ async def test_older_workers_leave_alone_what_they_do_not_understand(
         try:
             assert (await asyncio.to_thread(lines.readline)).strip() == "ready"
             for n in range(20):
-                options: dict[str, Any] = [
-                    {},
-                    {"priority": 5},
-                    {"group": "a"},
-                    {"key": f"key-{n}"},
-                ][n % 4]
-                await queue.enqueue({"n": n}, **options)
+                kinds: list[Any] = [{}, {"priority": 5}, {"group": "a"}, {"key": f"key-{n}"}]
+                await queue.enqueue({"n": n}, **kinds[n % 4])
             by_old = [int(await asyncio.to_thread(lines.readline)) for _ in range(10)]
             assert sorted(by_old) == [n for n in range(20) if n % 4 in {0, 3}]
             assert await queue.count("blocked") == 4

@@ -421,6 +421,17 @@ async def _acknowledge_and_raise(scene: Scene, context: Any) -> None:
     raise ValueError
 
 
+async def _transact_and_raise(_: Scene, context: Any) -> None:
+    async with context.transaction():
+        pass
+    raise ValueError
+
+
+def _transact_blocking(_: Scene, context: Any) -> None:
+    with context.transaction():
+        pass
+
+
 def _acknowledge_twice_blocking(scene: Scene, context: Any) -> None:
     scene.facts += [context.ack(), context.ack()]
 
@@ -466,6 +477,9 @@ COROUTINES: tuple[HandlerCase, ...] = (
         timeout="completed",
         facts={**_always(True), "loss": [False]},
     ),
+    _coroutine(
+        "leaves `context.transaction()`, then raises", _transact_and_raise, timeout="completed"
+    ),
     _coroutine("calls `context.nack()` twice", _refuse_twice, "failed", stop="failed", facts=_ONCE),
     _coroutine("stops its queue", _stop, stops=True),
     _coroutine("disconnects the database", _disconnect, stops=True, has_own_database=True),
@@ -500,6 +514,7 @@ FUNCTIONS: tuple[HandlerCase, ...] = (
         stop="completed",
         facts=_ONCE_IN_TIME,
     ),
+    _function("leaves `context.transaction()`", _transact_blocking, stop="completed"),
     _function(
         "calls `context.nack()` twice",
         _refuse_twice_blocking,

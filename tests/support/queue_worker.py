@@ -6,6 +6,7 @@ Run by `queue_processes`. SIGTERM makes it stop in good order.
 import asyncio
 import os
 import signal
+import sqlite3
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -35,6 +36,8 @@ class QueueOptions(WorkerOptions, frozen=True, kw_only=True):
     """Every so many-th message fails at its first attempt; 0 for none."""
     seconds: float = 0.0
     """How long handling takes."""
+    has_effects: bool = False
+    """Whether the handler inserts the message's id into the table `effects`, in a transaction."""
 
 
 class QueueWorker:
@@ -117,9 +120,19 @@ class QueueWorker:
                 raise ValueError("at first")
             case "hang":
                 await asyncio.sleep(3600)
+            case _ if self._options.has_effects:
+                await self._write_effect(context)
             case _:
                 await asyncio.sleep(self._options.seconds)
         self._report("ended", **delivery)
+
+    async def _write_effect(self, context: Context) -> None:
+        async with context.transaction() as connection:
+            if isinstance(connection, sqlite3.Connection):
+                connection.execute("INSERT INTO effects VALUES (?)", [context.id])
+            else:
+                await connection.execute("INSERT INTO effects VALUES (%s)", [context.id])
+            await asyncio.sleep(self._options.seconds)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jobsync.errors import (
     InvalidRecord,
     JobRunning,
     JobsyncError,
+    MessageClaimLost,
     Misconfigured,
     MissingExtra,
     NewerFormat,
@@ -62,6 +63,13 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
     (
         ClaimLost("ann", "node-2 is doing it"),
         "Task 'ann' was not claimed: node-2 is doing it. Do not do it here.",
+    ),
+    (
+        MessageClaimLost("01a1", "another worker has it"),
+        (
+            "Message '01a1' is no longer claimed here: another worker has it. "
+            "Nothing of the transaction was written."
+        ),
     ),
     (Fenced("a/b", 3, 5), "a/b: epoch 3 was replaced by 5. Stop acting on it."),
     (

@@ -25,6 +25,7 @@ def show_jobs(jobs: Sequence[ScheduledJobStatus], *, as_json: bool) -> None:
         Column("next_fire", _format_instant),
         "last",
         "marks",
+        Column("queue", spare=True),
         Column("last_run", format_ages(now()), spare=True),
         Column("timezone", spare=True),
         Column("last_duration", _format_seconds, spare=True),

@@ -121,6 +121,8 @@ def _describe_job(status: ScheduledJobStatus) -> list[tuple[str, str]]:
 
     job, scheduler = status.job, status.scheduler
     facts = [("schedule", f"{job.in_words} ({job.schedule}), {job.timezone}")]
+    if job.queue:
+        facts.append(("enqueues", f"a message to the queue {job.queue}"))
     if job.edits:
         changes = ", ".join(f"{field}={value}" for field, value in job.edits.items())
         facts.append(("edited", f"{changes}, until its code changes"))

@@ -56,6 +56,8 @@ class JobDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     max_catch_up: Annotated[int, msgspec.Meta(ge=1)] = 10
     jitter: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     run_on_start: bool = False
+    queue: str = ""
+    """The queue that gets a message at each instant; empty for a job with an action."""
 
 
 class ActiveRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -65,6 +65,12 @@ class MessageSink(Protocol):
         """Enqueue messages, all or none; return their ids."""
         ...
 
+    def check_messages(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> None:
+        """Check messages and options as `enqueue_many` does; enqueue nothing."""
+        ...
+
 
 class Resource(ReadableResource):
     """Records of one kind. Create it with `Database.create_resource`.
@@ -279,6 +285,20 @@ class Resource(ReadableResource):
     ) -> list[str]:
         """Enqueue messages in order, all or none; return their ids. See `enqueue`."""
         return await self._choose_queue(namespace).enqueue_many(data, **options)
+
+    def check_messages(
+        self,
+        data: Sequence[Mapping[str, Json]],
+        *,
+        namespace: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> None:
+        """Check messages and options as `enqueue_many` does; enqueue nothing.
+
+        Raises:
+            Invalid: they would be refused, or this resource has no queue here, or several.
+        """
+        self._choose_queue(namespace).check_messages(data, **options)
 
     def add_queue(self, queue: MessageSink) -> None:
         """Enqueue messages to this queue too; it replaces one of the same namespace."""

@@ -46,6 +46,7 @@ from jobsync.queue.message import (
 
 if TYPE_CHECKING:
     from jobsync.queue.fleet import QueueFleet
+    from jobsync.queue.transaction import TransactionBackend
 
 __all__ = [
     "DEFAULT_NAMESPACE",
@@ -163,11 +164,13 @@ class QueueBackend(ABC):
         queue: its name.
         max_push: the most messages in one push.
         is_billed: whether each request costs money.
+        transactions: opens transactions for handlers; None if the store has none.
     """
 
     queue: str
     max_push: int = 10_000
     is_billed: bool = False
+    transactions: "TransactionBackend | None" = None
 
     @abstractmethod
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:

@@ -5,15 +5,25 @@ see `BlockingContext`.
 """
 
 import asyncio
-from typing import Protocol
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, HandlerVerdict
-from jobsync.errors import safe_str
+from jobsync.errors import MessageClaimLost, safe_str
 from jobsync.queue.backend import Message
+from jobsync.user_code import end_forked_child
+
+if TYPE_CHECKING:
+    from jobsync.queue.transaction import TransactionBlock
 
 __all__ = ["BlockingContext", "ClaimOwner", "Context"]
+
+
+T = TypeVar("T")
 
 
 class ClaimOwner(Protocol):
@@ -25,6 +35,12 @@ class ClaimOwner(Protocol):
 
     async def extend(self, message: Message, seconds: float) -> bool:
         """Extend the claim; return whether it stands."""
+        ...
+
+    def open_transaction(
+        self, message: Message, limit: float | None, *, is_blocking: bool
+    ) -> "TransactionBlock":
+        """Return a transaction that completes the message."""
         ...
 
     def report_progress(self, message: Message, progress: float) -> None:
@@ -50,7 +66,7 @@ class Context:
         epoch: grows with every delivery of this message. Store it with what the handler writes:
             it distinguishes a handler that was replaced from its successor.
         lost: whether the claim has ended, or may have. Stop: nothing counts any more.
-        is_settled: whether `ack` or `nack` was called.
+        is_settled: whether `ack` or `nack` was called, or a transaction has completed it.
     """
 
     def __init__(
@@ -95,6 +111,31 @@ class Context:
         self.is_settled = True
         return await self._owner.settle(self._message, outcome)
 
+    def transaction(self, timeout: float | None = None) -> AbstractAsyncContextManager[Any]:
+        """Write to the queue's own database, together with the completion of the message.
+
+        Leaving the block completes the message and commits; raising rolls back, and the attempt
+        fails. What the handler returns after that adds nothing.
+
+        Args:
+            timeout: seconds after which it is rolled back: 60 by default on PostgreSQL; 5 on
+                SQLite, which is the most there, because it blocks every other writer.
+
+        Yields:
+            On PostgreSQL, psycopg's `AsyncConnection`; on SQLite, a `sqlite3.Connection`.
+
+        Raises:
+            Invalid: the store has no transactions, or one is open, or the block has ended it.
+            MessageClaimLost: the claim has ended; nothing was written.
+            TimeoutError: it took too long; nothing was written.
+            Unavailable: the database does not answer; nothing was written.
+        """
+        return self._owner.open_transaction(self._message, timeout, is_blocking=False)
+
+    def open_blocking_transaction(self, timeout: float | None) -> "TransactionBlock":
+        """Return a transaction for a plain function."""
+        return self._owner.open_transaction(self._message, timeout, is_blocking=True)
+
     def progress(self, progress: float) -> None:
         """Report how far the handler is, as an event."""
         self._owner.report_progress(self._message, progress)
@@ -138,6 +179,47 @@ class BlockingContext:
     def nack(self, error: object = "not acknowledged") -> bool:
         """Fail this attempt; False means that the claim was lost before."""
         return asyncio.run_coroutine_threadsafe(self._context.nack(error), self._loop).result()
+
+    def transaction(self, timeout: float | None = None) -> AbstractContextManager[Any]:
+        """Write to the queue's own database, together with the completion of the message.
+
+        As `Context.transaction`, but with psycopg's `Connection`.
+        """
+        return self._transact(self._context.open_blocking_transaction(timeout))
+
+    @contextmanager
+    def _transact(self, block: "TransactionBlock") -> Iterator[Any]:
+        forks = count_forks()
+        connection = self._run(block.__aenter__())
+        try:
+            yield connection
+        except GeneratorExit:
+            # It was never left, and is collected, perhaps on the worker's own thread.
+            block.cut()
+            raise
+        except BaseException as error:
+            end_forked_child(forks, "a handler")
+            self._leave(block, error)
+            raise
+        end_forked_child(forks, "a handler")
+        self._leave(block, None)
+
+    def _leave(self, block: "TransactionBlock", error: BaseException | None) -> None:
+        try:
+            self._run(block.leave(error))
+        except (RuntimeError, asyncio.CancelledError) as gone:
+            # The worker's loop is closed, or has cancelled this.
+            block.cut()
+            raise MessageClaimLost(self.id, "its worker has ended") from gone
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the worker's loop, and block until it has ended."""
+        try:
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+        return running.result()
 
     def progress(self, progress: float) -> None:
         """Report how far the handler is, as an event."""

@@ -51,6 +51,7 @@ Handler: TypeAlias = Callable[..., Any]
 THREAD_PREFIX = "jobsync-handler"
 """The start of the names of threads that run plain functions."""
 
+_UNFINISHED = "the handler has returned before its context.transaction() has ended"
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
 _KIND = "a handler"
@@ -135,7 +136,12 @@ class Executor:
             )
         finally:
             end_forked_child(forks, _KIND)
-        if result is None and self._auto_acknowledge and not delivery.is_late:
+        if (
+            result is None
+            and self._auto_acknowledge
+            and not delivery.is_late
+            and delivery.transaction is None
+        ):
             # By far the most frequent end.
             return _COMPLETED
         return await self._finish(result, delivery)
@@ -188,7 +194,11 @@ class Executor:
             return HandlerOutcome(
                 build_late_verdict(delivery) or Failed(describe_error(error, _OWN_FILES), error)
             )
-        return HandlerOutcome(build_late_verdict(delivery) or self._judge(result, delivery.context))
+        late = build_late_verdict(delivery)
+        if late is None and delivery.transaction is not None:
+            await delivery.transaction.abandon()
+            return HandlerOutcome(Failed(_UNFINISHED))
+        return HandlerOutcome(late or self._judge(result, delivery.context))
 
     def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
         if isinstance(result, (Snooze, Cancel)):

@@ -9,7 +9,7 @@ claim that is being settled is neither renewed nor lost: the store's answer deci
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -24,6 +24,9 @@ from jobsync.queue.backend import EndedClaim, Message, QueueBackend
 from jobsync.queue.context import Context
 from jobsync.queue.settings import QueueSettings
 from jobsync.stores.contract import Record
+
+if TYPE_CHECKING:
+    from jobsync.queue.transaction import TransactionBlock
 
 __all__ = ["Delivery", "InFlight", "Prefetch", "WorkerListener"]
 
@@ -74,6 +77,9 @@ class Delivery(msgspec.Struct, eq=False):
     """Seconds before its next delivery."""
     answer: asyncio.Future[bool] | None = None
     """Resolves to whether the store accepted the settlement, if somebody waits for it."""
+
+    transaction: "TransactionBlock | None" = None
+    """The transaction that its handler has open."""
 
     def mark_context_lost(self) -> None:
         """Set `lost` in its context: nothing that its handler does counts any more."""

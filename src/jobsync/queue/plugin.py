@@ -191,6 +191,14 @@ class QueuePlugin(CoordinatorPlugin):
             self._reporter.on_enqueued([name for name in ids if name not in holders])
         return [holders.get(name, name) for name in ids] if holders else ids
 
+    def check_messages(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> None:
+        """Check messages and options as `enqueue_many` does; push nothing."""
+        ids = self.database.components.ids.records(len(data))
+        resource = self.database.resource(self.resource)
+        build_messages(resource, data, ids, options, self.settings.max_attempts)
+
     async def count(self, state: str = "pending") -> int:
         """Count messages that are pending, processing, completed, dead, cancelled, or all."""
         check_state(state, _COUNTED)

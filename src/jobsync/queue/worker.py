@@ -31,6 +31,7 @@ from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME, LAST_MOMENTS, Shutdown, wait_for_change
+from jobsync.queue.transaction import TransactionOpener, check_no_transaction
 from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "find_calling_worker"]
@@ -103,6 +104,7 @@ class Worker:
         self._visibility = settings.visibility_timeout
         self._changed = asyncio.Event()
         self._in_flight = InFlight(backend, membership, self._clock, self._visibility, self)
+        self.open_transaction = TransactionOpener(backend, self._in_flight, components, self).open
         self._slots = HandlerSlots(
             executor,
             settings,
@@ -226,6 +228,7 @@ class Worker:
         delivery = self._in_flight.find(message)
         if delivery is None:
             return False
+        check_no_transaction(delivery)
         delivery.answer = asyncio.get_running_loop().create_future()
         self._submit(delivery, verdict, ended=None)
         return await asyncio.shield(delivery.answer)

@@ -21,7 +21,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.errors import Invalid
-from jobsync.scheduler import action_call
+from jobsync.scheduler import action_call, job_message
 from jobsync.scheduler.action_call import ActionCall
 from jobsync.scheduler.context import JobContext
 from jobsync.user_code import (
@@ -44,7 +44,7 @@ Action: TypeAlias = Callable[..., Any]
 
 _CONTROL_ERRORS = (StopIteration, StopAsyncIteration)
 """Exceptions that mean something to the code that they pass."""
-_OWN_FILES = {__file__, action_call.__file__}
+_OWN_FILES = {__file__, action_call.__file__, job_message.__file__}
 _MAX_ARGUMENTS = 3
 _VARIABLE_ARGUMENTS = 2
 """How many arguments `*arguments` gets: the database and the context."""

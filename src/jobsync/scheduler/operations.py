@@ -51,6 +51,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str
     in_words: str
     description: str
+    queue: str
+    """The queue that gets a message at each instant; empty for a job with an action."""
     enabled: bool
     """Whether its instants are fired."""
     pause: JobPause | None
@@ -116,6 +118,7 @@ def build_status(
         timezone=definition.timezone,
         in_words=schedule.in_words(),
         description=definition.description,
+        queue=definition.queue,
         enabled=state.is_active,
         pause=state.pause,
         edits=state.edits,

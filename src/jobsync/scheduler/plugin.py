@@ -45,9 +45,9 @@ class SchedulerPlugin(CoordinatorPlugin):
     """Runs jobs at times, once in the whole fleet.
 
     Args:
-        jobs: options by name: `schedule` and `action`, and if needed `timezone`, `description`,
-            `enabled`, `retries`, `backoff`, `timeout`, `overlap`, `misfire`, `max_catch_up`,
-            `run_on_start`, `jitter` and `context`.
+        jobs: options by name: `schedule` and `action` or `enqueue`, and if needed `timezone`,
+            `description`, `enabled`, `retries`, `backoff`, `timeout`, `overlap`, `misfire`,
+            `max_catch_up`, `run_on_start`, `jitter` and `context`.
         on_job_start: called when a run begins: `(name, context)`.
         on_job_complete: called when a run has succeeded: `(name, result, duration)`.
         on_job_error: called after each failed attempt: `(name, error, attempt)`.
@@ -131,8 +131,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         name = self._add(name, _merge(options, more))
         if not self.is_running:
             return
-        self._learn(name)
         try:
+            self._learn(name)
             await self._get_parts().register(name)
         except BaseException:
             # So that it can be added again.
@@ -333,8 +333,14 @@ class SchedulerPlugin(CoordinatorPlugin):
         return name
 
     def _learn(self, name: str) -> None:
-        """Make one of this process's jobs ready to run."""
+        """Make one of this process's jobs ready to run.
+
+        Raises:
+            Invalid: it enqueues messages, which is not possible here.
+        """
         options = self._jobs[name]
+        if options.enqueue is not None:
+            options.enqueue.check(name, self.database)
         executor = ActionExecutor(
             options.action, components=self.database.components, threads=self._threads
         )

@@ -12,6 +12,7 @@ from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
 from jobsync.errors import Invalid, closest_name, format_error
+from jobsync.scheduler.job_message import JobMessage, parse_message
 from jobsync.settings import Settings, in_section
 from jobsync.user_functions import is_for_task
 
@@ -29,8 +30,11 @@ __all__ = [
 _LONGEST_RETENTION = 10_000 * 86_400.0
 _MAX_RETRIES = 1000
 _MAX_NAME = 150
-_OWN_OPTIONS = ("action", "backoff", "context")
+_ENQUEUE_RETRIES = 3
+"""Of a job that enqueues a message: to repeat that is harmless."""
+_OWN_OPTIONS = ("action", "enqueue", "backoff", "context")
 """Options that are not part of the stored definition."""
+_STORED_OPTIONS = tuple(name for name in JobDefinition.__struct_fields__ if name != "queue")
 
 
 @in_section("scheduler")
@@ -72,6 +76,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: JobDefinition
     action: Callable[..., Any]
+    enqueue: JobMessage | None = None
+    """What the action enqueues, if it does only that."""
     backoff: Callable[[int], float] | None = None
     context: Mapping[str, Any] = {}
 
@@ -86,10 +92,15 @@ def parse_job(name: object, options: object, settings: SchedulerSettings) -> Job
     if not isinstance(options, Mapping):
         fix = 'write {"schedule": "0 3 * * *", "action": function}'
         raise Invalid(f"jobs.{name}", options, "must be a dict of options", fix)
-    _check_known(name, options, (*JobDefinition.__struct_fields__, *_OWN_OPTIONS))
-    if options.get("action") is None:
-        fix = "pass action=function"
+    _check_known(name, options, (*_STORED_OPTIONS, *_OWN_OPTIONS))
+    action: Any = options.get("action")
+    enqueue = options.get("enqueue")
+    if action is None and enqueue is None:
+        fix = "pass action=function, or enqueue={…}"
         raise Invalid(f"jobs.{name}.action", None, "is missing: the job would do nothing", fix)
+    if action is not None and enqueue is not None:
+        fix = "pass one of them"
+        raise Invalid(f"jobs.{name}.enqueue", enqueue, "cannot be combined with an action", fix)
     if options.get("schedule") is None:
         fix = 'write schedule="0 3 * * *"'
         raise Invalid(f"jobs.{name}.schedule", None, "is missing", fix)
@@ -101,10 +112,17 @@ def parse_job(name: object, options: object, settings: SchedulerSettings) -> Job
     stored = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
     stored.setdefault("timezone", settings.timezone)
     stored.setdefault("timeout", settings.default_timeout)
-    stored.setdefault("retries", settings.default_retries)
+    message = None if enqueue is None else parse_message(name, enqueue)
+    if message is None:
+        stored.setdefault("retries", settings.default_retries)
+    else:
+        stored.setdefault("retries", max(settings.default_retries, _ENQUEUE_RETRIES))
+        stored["queue"] = message.queue
+        action = message.build_action()
     return JobOptions(
         definition=_build_definition(stored),
-        action=options["action"],
+        action=action,
+        enqueue=message,
         backoff=backoff,
         context=context,
     )
@@ -116,7 +134,7 @@ def check_changes(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         Invalid: names the field, the value and the fix.
     """
-    _check_known(name, changes, JobDefinition.__struct_fields__)
+    _check_known(name, changes, _STORED_OPTIONS)
     if not changes:
         raise Invalid("changes", {}, "are missing", "pass schedule=, timezone=, retries= or others")
     checked = _build_definition({"schedule": "@daily", **changes})

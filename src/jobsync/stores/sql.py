@@ -125,6 +125,18 @@ class PostgresAccess(SqlAccess):
             OutcomeUnknown: it may have happened or not; the error names `place`.
         """
 
+    async def open_user_connection(self) -> Any:
+        """Open psycopg's own asynchronous connection for the user's SQL.
+
+        Raises:
+            Misconfigured, Unavailable: the server refuses it, or cannot be reached.
+        """
+        raise NotImplementedError
+
+    def open_blocking_connection(self) -> Any:
+        """Likewise, a connection that blocks, on any thread."""
+        raise NotImplementedError
+
     @abstractmethod
     async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:
         """Run statements in one transaction, and return their result.

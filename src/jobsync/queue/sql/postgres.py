@@ -43,6 +43,7 @@ from jobsync.queue.sql.postgres_places import (
     run_steps,
     run_steps_blocking,
 )
+from jobsync.queue.sql.postgres_transactions import PostgresTransactions
 from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "fill_in_schema"]
@@ -129,6 +130,9 @@ class PostgresBackend(SqlBackend):
         self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
+        self.transactions = PostgresTransactions(
+            access, self._sql, self.topic, self._unsettled, self._places
+        )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         is_delayed = any(each.delay or each.at is not None for each in new_messages)

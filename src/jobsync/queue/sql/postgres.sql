@@ -432,6 +432,11 @@ WITH claims AS MATERIALIZED (
 SELECT id, NULL FROM places WHERE is_given AND outcome IN ('c', 'f')
 UNION ALL {grouped_claims};
 
+-- name: find_outcome
+-- How a message of a claim was settled. A transaction that is about to settle it has ended before.
+SELECT coalesce(nullif(substr(outcomes, array_position(ids, %(id)s), 1), ''), 'o')
+FROM {schema}.jobsync_claim WHERE claim = %(claim)s AND %(id)s = ANY (ids) FOR UPDATE;
+
 -- name: settle
 -- End claims as given; return the ids of the messages whose claims were ended so, by this statement or
 -- an earlier one. Claims with groups are left alone and returned, unless the caller settles them; then

@@ -44,6 +44,7 @@ from jobsync.queue.sql.sqlite_places import (
     to_json,
 )
 from jobsync.queue.sql.sqlite_selection import select_messages
+from jobsync.queue.sql.sqlite_transactions import open_transactions
 from jobsync.stores.sql import SqliteAccess
 
 __all__ = ["SqliteBackend"]
@@ -79,6 +80,13 @@ class SqliteBackend(SqlBackend):
         self._has_foreign = True
         """Whether there may be delays that count from another boot."""
         self._unsettled = UnsettledClaims()
+        self.transactions = open_transactions(
+            access,
+            self.topic,
+            self._unsettled,
+            self._read_delay_time,
+            limits.group_concurrency,
+        )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:

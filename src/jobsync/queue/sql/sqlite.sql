@@ -301,6 +301,10 @@ DELETE FROM jobsync_claim_payload WHERE number = :number;
 -- The row of a claim.
 SELECT {claim_row} FROM jobsync_claim WHERE claim = :claim;
 
+-- name: find_outcome
+-- How a message of a claim was settled.
+SELECT {outcome} FROM {in_claim} WHERE c.claim = :claim AND {item_id} = :id;
+
 -- name: write_claim
 -- Write what has changed in a claim.
 UPDATE jobsync_claim

@@ -16,12 +16,15 @@ hold them up: they get another connection in place of its own, which is closed a
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
@@ -147,16 +150,40 @@ class PostgresPool:
             Misconfigured: the server refuses the connection.
             Unavailable: it cannot be reached.
         """
-        try:
+        with self._connection_errors():
             connection = await PostgresConnection.connect(
                 self.conninfo, autocommit=True, prepare_threshold=None
             )
+        connection.statement_timeout = self._statement_timeout
+        return connection
+
+    async def open_user_connection(self) -> AsyncConnection[TupleRow]:
+        """Open psycopg's own connection for the user's SQL; the caller closes it.
+
+        Raises:
+            Misconfigured: the server refuses the connection.
+            Unavailable: it cannot be reached.
+        """
+        self.check_usable()
+        with self._connection_errors():
+            return await AsyncConnection.connect(
+                self.conninfo, autocommit=True, prepare_threshold=None
+            )
+
+    def open_blocking_connection(self) -> Connection[TupleRow]:
+        """Likewise, a connection that blocks, on any thread."""
+        with self._connection_errors():
+            return Connection.connect(self.conninfo, autocommit=True, prepare_threshold=None)
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        """Raise psycopg's errors of a connect as those of a store."""
+        try:
+            yield
         except psycopg.Error as error:
             # A cause is shown with its error, so one that quotes a secret is left out.
             cause = error if hide_secrets(self._url, str(error)) == str(error) else None
             raise connection_error(self._url, error) from cause
-        connection.statement_timeout = self._statement_timeout
-        return connection
 
     @property
     def is_forked(self) -> bool:

@@ -1,0 +1,658 @@
+"""What handlers write in `context.transaction()` is stored with the completion, or not at all."""
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from proxy import Proxy
+from servers import Locate, PostgresServer
+from waiting import until
+
+from jobsync import (
+    Context,
+    Database,
+    Document,
+    Invalid,
+    MessageClaimLost,
+    QueuePlugin,
+    Snooze,
+)
+from jobsync.queue.context import BlockingContext
+from jobsync.queue.transaction import TransactionBackend
+
+Handler = Callable[..., Any]
+SQL = ("sqlite", "postgres")
+_ADD = {
+    "sqlite": "INSERT INTO effects VALUES (?)",
+    "postgres": "INSERT INTO effects.effects VALUES (%s)",
+}
+
+
+class Effects:
+    """A table of the user's in the database of the queue."""
+
+    def __init__(self, kind: str, url: str) -> None:
+        self.kind = kind
+        self.url = url
+        self.add = _ADD[kind]
+
+    def run(self, statement: str) -> list[Any]:
+        """Run a statement on a connection of its own."""
+        if self.kind == "sqlite":
+            connection = sqlite3.connect(self.url.removeprefix("sqlite:///"), 30)
+            try:
+                with connection:
+                    return connection.execute(statement).fetchall()
+            finally:
+                connection.close()
+        with psycopg.connect(self.url.partition("?")[0], autocommit=True) as server:
+            cursor = server.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def create(self) -> None:
+        """Create the table, empty."""
+        if self.kind == "sqlite":
+            self.run("CREATE TABLE effects (id text)")
+        else:
+            self.run("CREATE SCHEMA IF NOT EXISTS effects")
+            self.run("DROP TABLE IF EXISTS effects.effects")
+            self.run("CREATE TABLE effects.effects (id text)")
+
+    def read(self) -> list[str]:
+        """Return the effects that are committed."""
+        name = "effects" if self.kind == "sqlite" else "effects.effects"
+        return [row[0] for row in self.run(f"SELECT id FROM {name}")]
+
+    def write_blocking(self, connection: Any, name: str) -> None:
+        """Add an effect in a plain function."""
+        connection.execute(self.add, [name])
+
+    async def write(self, connection: Any, name: str) -> None:
+        """Add an effect in a coroutine function."""
+        if self.kind == "sqlite":
+            connection.execute(self.add, [name])
+        else:
+            await connection.execute(self.add, [name])
+
+
+@pytest.fixture(params=SQL)
+def effects(request: pytest.FixtureRequest, locate: Locate) -> Effects:
+    """The user's table, on each database."""
+    return Effects(request.param, locate(request.param))
+
+
+@asynccontextmanager
+async def run_queue(
+    effects: Effects, handler: Handler, **options: Any
+) -> AsyncIterator[QueuePlugin]:
+    """Run a worker with a table of the user's beside its queue."""
+    chosen = {"backoff": lambda _: 0.0, "grace": 1.0, **options}
+    queue = QueuePlugin(resource="tasks", on_message=handler, **chosen)
+    async with Database(effects.url, plugins=[queue]):
+        effects.create()
+        yield queue
+
+
+async def ended(queue: QueuePlugin, count: int = 1) -> dict[str, int]:
+    """Wait until so many messages are finished; return what this process has counted."""
+
+    def is_done() -> bool:
+        stats = queue.stats()
+        is_finished = stats["completed"] + stats["dead"] + stats["cancelled"] >= count
+        return is_finished and not stats["running"]
+
+    await until(is_done, "the messages are finished, and so are the handlers")
+    return queue.stats()
+
+
+async def read_errors(queue: QueuePlugin) -> str:
+    """Return the errors of the only dead letter."""
+    (info,) = await queue.dead_letters()
+    return "\n".join(failure.error for failure in info.errors)
+
+
+async def test_an_effect_and_its_message_are_committed_together(effects: Effects) -> None:
+    """Also in batches of one claim; what the handlers return or raise afterwards adds nothing."""
+    callbacks: list[Any] = []
+
+    async def handle(task: Document, context: Context) -> Any:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+            assert effects.read().count(context.id) == 0
+        assert context.is_settled
+        assert effects.read().count(context.id) == 1
+        if task["n"] % 3 == 0:
+            raise ValueError("after the commit")
+        return Snooze(60) if task["n"] % 3 == 1 else 7
+
+    options = {"on_complete": lambda task, result: callbacks.append((task["id"], result))}
+    async with run_queue(effects, handle, concurrency=4, **options) as queue:
+        ids = await queue.enqueue_many([{"n": n} for n in range(12)])
+        stats = await ended(queue, 12)
+        await until(lambda: len(callbacks) == 12, "the callbacks have run")
+        assert (stats["completed"], stats["retried"], stats["returned"]) == (12, 0, 0)
+        assert sorted(effects.read()) == sorted(ids)
+        assert sorted(callbacks) == sorted((name, None) for name in ids)
+        assert await queue.count("completed") == 12
+
+
+async def test_a_plain_function_has_a_transaction_too(effects: Effects) -> None:
+    """With the connection that blocks, on the thread of the function."""
+    kinds: set[type[Any]] = set()
+
+    def handle(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            kinds.add(type(connection))
+            effects.write_blocking(connection, context.id)
+
+    async with run_queue(effects, handle, concurrency=3) as queue:
+        ids = await queue.enqueue_many([{}] * 6)
+        await ended(queue, 6)
+        assert sorted(effects.read()) == sorted(ids)
+        found = sqlite3.Connection if effects.kind == "sqlite" else psycopg.Connection
+        assert kinds == {found}
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_raising_rolls_back_and_the_attempt_fails(effects: Effects, is_async: bool) -> None:
+    """The next attempt writes it once."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+            if context.attempt == 1:
+                raise ValueError("too early")
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+            if context.attempt == 1:
+                raise SystemExit("too early")
+
+    async with run_queue(effects, handle if is_async else block) as queue:
+        name = await queue.enqueue({})
+        stats = await ended(queue)
+        assert (stats["retried"], stats["completed"]) == (1, 1)
+        assert effects.read() == [name]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_claim_that_has_ended_rolls_all_back(effects: Effects, is_async: bool) -> None:
+    """Whoever has the message now writes it; the handler hears of it."""
+    heard: list[BaseException] = []
+    queue: QueuePlugin
+
+    async def end_claim() -> None:
+        """End the claim as another process does which takes this one for dead."""
+        backend = queue._get_backend()
+        session = queue._get_membership().incarnation
+        assert await backend.end_claims({session})
+
+    async def handle(_: Document, context: Context) -> None:
+        try:
+            async with context.transaction() as connection:
+                if context.epoch == 1 and effects.kind == "postgres":
+                    await end_claim()
+                await effects.write(connection, context.id)
+        except MessageClaimLost as error:
+            heard.append(error)
+            raise
+
+    def block(_: Document, context: BlockingContext) -> None:
+        try:
+            with context.transaction() as connection:
+                if context.epoch == 1 and effects.kind == "postgres":
+                    context._run(end_claim())
+                effects.write_blocking(connection, context.id)
+        except MessageClaimLost as error:
+            heard.append(error)
+            raise
+
+    async with run_queue(effects, handle if is_async else block) as queue:
+        if effects.kind == "sqlite":
+            # There nobody else can write meanwhile: it ends just before.
+            _end_before_begin(queue, end_claim)
+        name = await queue.enqueue({})
+        stats = await ended(queue)
+        assert effects.read() == [name]
+        assert (stats["lost"], stats["completed"]) == (1, 1)
+        assert [str(error) for error in heard if name in str(error)]
+        assert len(heard) == 1
+
+
+def _end_before_begin(queue: QueuePlugin, end_claim: Callable[[], Awaitable[None]]) -> None:
+    """End the first claim after the handler has looked at it, and before its transaction."""
+    backend = queue._get_backend().transactions
+    assert backend is not None
+    begin = backend.begin
+
+    async def end_and_begin(limit: float, *, is_blocking: bool) -> Any:
+        backend.begin = begin  # type: ignore[method-assign]
+        await end_claim()
+        return await begin(limit, is_blocking=is_blocking)
+
+    backend.begin = end_and_begin  # type: ignore[method-assign]
+
+
+async def execute(connection: Any, *arguments: Any) -> None:
+    """Run a statement on a connection of either kind."""
+    result = connection.execute(*arguments)
+    if not isinstance(connection, sqlite3.Connection):
+        await result
+
+
+async def commit(connection: Any) -> None:
+    """End the transaction by a statement."""
+    await execute(connection, "COMMIT")
+
+
+async def roll_back_and_begin(connection: Any) -> None:
+    """Replace the transaction by another one."""
+    for statement in ("ROLLBACK", "BEGIN"):
+        await execute(connection, statement)
+
+
+async def commit_by_method(connection: Any) -> None:
+    """End the transaction by the driver's method."""
+    result = connection.commit()
+    if not isinstance(connection, sqlite3.Connection):
+        await result
+
+
+async def close(connection: Any) -> None:
+    """Close the connection."""
+    result = connection.close()
+    if not isinstance(connection, sqlite3.Connection):
+        await result
+
+
+async def fail_quietly(connection: Any) -> None:
+    """Run a statement that fails, and go on."""
+    with pytest.raises((sqlite3.Error, psycopg.Error)):
+        await execute(connection, "SELECT * FROM nowhere")
+
+
+@pytest.mark.parametrize(
+    "act", [commit, roll_back_and_begin, commit_by_method, close], ids=lambda act: act.__name__
+)
+async def test_a_handler_that_ends_the_transaction_fails(
+    effects: Effects, act: Callable[[Any], Awaitable[None]]
+) -> None:
+    """With an error that says so; the message was not completed."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await act(connection)
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        assert (await ended(queue))["dead"] == 1
+        errors = await read_errors(queue)
+        assert "context.transaction()" in errors or "commit" in errors
+        assert await queue.count("completed") == 0
+
+
+async def test_savepoints_can_be_nested(effects: Effects) -> None:
+    """What is rolled back within them is not there; the rest is. On SQLite, errors end nothing."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, "kept")
+            if isinstance(connection, sqlite3.Connection):
+                connection.row_factory = lambda *_: {}
+                connection.execute("SAVEPOINT inner")
+                await effects.write(connection, "undone")
+                connection.execute("ROLLBACK TO inner")
+                await fail_quietly(connection)
+                return
+            connection.row_factory = psycopg.rows.dict_row
+            async with connection.transaction(force_rollback=True):
+                await effects.write(connection, "undone")
+            async with connection.transaction():
+                await effects.write(connection, "kept too")
+
+    async with run_queue(effects, handle) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert {*effects.read()} - {"kept too"} == {"kept"}
+
+
+async def test_a_failed_statement_that_is_ignored_fails_the_attempt(locate: Locate) -> None:
+    """On PostgreSQL it has ended the transaction."""
+    effects = Effects("postgres", locate("postgres"))
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+            await fail_quietly(connection)
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert "has a statement that failed" in await read_errors(queue)
+        assert effects.read() == []
+
+
+async def wait_for_ever(connection: Any) -> None:
+    """Wait as a coroutine function does that hangs."""
+    del connection
+    await asyncio.sleep(3600)
+
+
+async def swallow_cancellation(connection: Any) -> None:
+    """Go on after the time is over, and try to write."""
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(3600)
+    with pytest.raises((sqlite3.Error, psycopg.Error)):
+        await write_for_ever(connection)
+
+
+async def write_for_ever(connection: Any) -> None:
+    """Write until that is refused."""
+    add = _ADD["sqlite" if isinstance(connection, sqlite3.Connection) else "postgres"]
+    while True:
+        await execute(connection, add, ["late"])
+        await asyncio.sleep(0)
+
+
+async def block_the_loop(connection: Any) -> None:
+    """Keep the event loop from running until the transaction is cut off."""
+    if not isinstance(connection, sqlite3.Connection):
+        await asyncio.sleep(3600)
+    deadline = time.monotonic() + 30
+    while connection.in_transaction:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # noqa: ASYNC251 - that is the point
+
+
+@pytest.mark.parametrize(
+    "act",
+    [wait_for_ever, swallow_cancellation, block_the_loop],
+    ids=lambda act: act.__name__,
+)
+async def test_a_transaction_that_takes_too_long_is_rolled_back(
+    effects: Effects, act: Callable[[Any], Awaitable[None]]
+) -> None:
+    """At its limit, whatever the handler does; then others can write."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction(timeout=0.3) as connection:
+            await effects.write(connection, context.id)
+            await act(connection)
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert "took longer than 0.3 s and was rolled back" in await read_errors(queue)
+        assert effects.read() == []
+
+
+async def test_a_thread_that_takes_too_long_is_rolled_back(effects: Effects) -> None:
+    """While it sits there: others can write before it returns; what it writes later is refused."""
+    has_written, is_free = threading.Event(), threading.Event()
+
+    def handle(_: Document, context: BlockingContext) -> None:
+        with context.transaction(timeout=0.3) as connection:
+            effects.write_blocking(connection, context.id)
+            has_written.set()
+            assert is_free.wait(60)
+            with pytest.raises((sqlite3.Error, psycopg.Error)):
+                effects.write_blocking(connection, "late")
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await until(has_written.is_set, "the handler has written")
+        if effects.kind == "sqlite":
+            # It waits for the lock.
+            await asyncio.to_thread(effects.run, "INSERT INTO effects VALUES ('free')")
+        else:
+            await until(lambda: not count_transactions(effects), "the server has rolled back")
+        is_free.set()
+        await ended(queue)
+        assert "took longer than 0.3 s" in await read_errors(queue)
+        assert {*effects.read()} <= {"free"}
+
+
+def count_transactions(effects: Effects) -> int:
+    """Return how many sessions are in a transaction and wait for their client."""
+    rows = effects.run("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+    return int(rows[0][0])
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_handler_has_one_transaction_at_a_time(effects: Effects, is_async: bool) -> None:
+    """A second one, `ack` and `nack` are refused within it, and after it."""
+    refused: list[str] = []
+
+    async def refuse(*works: Callable[[], Awaitable[Any]]) -> None:
+        for work in works:
+            with pytest.raises((Invalid, MessageClaimLost)) as caught:
+                await work()
+            refused.append(type(caught.value).__name__)
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await refuse(context.transaction().__aenter__, context.ack, context.nack)
+            await effects.write(connection, context.id)
+        await refuse(context.transaction().__aenter__)
+        assert not await context.ack()
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            for work in (context.transaction().__enter__, context.ack, context.nack):
+                with pytest.raises(Invalid):
+                    work()
+                refused.append("Invalid")
+            effects.write_blocking(connection, context.id)
+        with pytest.raises(MessageClaimLost):
+            context.transaction().__enter__()
+        refused.append("MessageClaimLost")
+
+    async with run_queue(effects, handle if is_async else block, max_attempts=1) as queue:
+        name = await queue.enqueue({})
+        assert (await ended(queue))["completed"] == 1
+        assert refused == ["Invalid", "Invalid", "Invalid", "MessageClaimLost"]
+        assert effects.read() == [name]
+
+
+async def test_a_handler_that_leaves_its_transaction_open_fails(effects: Effects) -> None:
+    """Its message is not completed without what it wrote."""
+    blocks: list[Any] = []
+
+    async def handle(_: Document, context: Context) -> None:
+        block = context.transaction()
+        blocks.append(block)
+        connection = await block.__aenter__()
+        await effects.write(connection, context.id)
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        assert (await ended(queue))["dead"] == 1
+        assert "before its context.transaction() has ended" in await read_errors(queue)
+        assert effects.read() == []
+
+
+async def test_a_forked_child_commits_nothing(effects: Effects) -> None:
+    """It ends where the block ends; the parent's transaction goes on."""
+    children: list[int] = []
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            if (child := os.fork()) != 0:
+                children.append(child)
+                await effects.write(connection, context.id)
+                waited = await asyncio.to_thread(os.waitpid, child, 0)
+                assert os.waitstatus_to_exitcode(waited[1]) == 1
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        name = await queue.enqueue({})
+        assert (await ended(queue))["completed"] == 1
+        assert len(children) == 1
+        assert effects.read() == [name]
+
+
+async def test_a_stop_rolls_back_and_the_next_worker_writes_it(effects: Effects) -> None:
+    """No attempt is spent, and nothing is written twice."""
+    has_written = asyncio.Event()
+
+    async def hang(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+            has_written.set()
+            await asyncio.sleep(3600)
+
+    async def handle(_: Document, context: Context) -> None:
+        assert context.attempt == 1
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    async with run_queue(effects, hang, grace=0.0) as queue:
+        name = await queue.enqueue({})
+        await has_written.wait()
+    queue = QueuePlugin(resource="tasks", on_message=handle)
+    async with Database(effects.url, plugins=[queue]):
+        await ended(queue)
+        assert effects.read() == [name]
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+async def test_other_stores_refuse_transactions(kind: str, locate: Locate) -> None:
+    """With the reason, before anything happens."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction():
+            raise AssertionError
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, max_attempts=1)
+    async with Database(locate(kind), plugins=[queue]):
+        await queue.enqueue({})
+        await ended(queue)
+        assert "has no transactions" in await read_errors(queue)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "5", 4000])
+async def test_a_wrong_limit_is_refused(effects: Effects, seconds: Any) -> None:
+    """With the field and the range."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction(timeout=seconds):
+            raise AssertionError
+
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert "timeout must" in await read_errors(queue)
+
+
+@pytest.fixture
+def proxied(postgres: PostgresServer, locate: Locate) -> Iterator[tuple[Proxy, str]]:
+    """A server behind a proxy that loses replies, and the URL through it."""
+    direct = locate("postgres")
+    with Proxy("127.0.0.1", postgres.port) as proxy:
+        yield proxy, direct.replace(f":{postgres.port}/", f":{proxy.port}/")
+
+
+def is_commit(request: bytes) -> bool:
+    """Whether a request is the COMMIT of a handler's transaction."""
+    return b"COMMIT\0" in request
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("fault", ["drop_reply", "drop_request", "hold_request"])
+async def test_an_unknown_commit_is_settled_by_reading_the_claim(
+    proxied: tuple[Proxy, str], fault: str, is_async: bool
+) -> None:
+    """One that arrived has completed the message; one that did not is written by the retry."""
+    proxy, url = proxied
+    effects = Effects("postgres", url)
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+
+    async with run_queue(effects, handle if is_async else block) as queue:
+        getattr(proxy, fault)(1, is_commit)
+        name = await queue.enqueue({})
+        if fault == "hold_request":
+            await until(lambda: proxy.faults, "the COMMIT is held")
+            proxy.release()
+        stats = await ended(queue)
+        assert effects.read() == [name]
+        assert stats["completed"] == 1
+        assert stats["retried"] == (1 if fault == "drop_request" else 0)
+
+
+async def test_a_disk_that_fails_at_the_commit_is_settled_by_reading(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite: whether it was committed before it failed, or not."""
+    effects = Effects("sqlite", locate("sqlite"))
+    is_committed = [True, False]
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    async with run_queue(effects, handle) as queue:
+        backend = queue._get_backend().transactions
+        assert isinstance(backend, TransactionBackend)
+        _fail_commits(monkeypatch, backend, is_committed)
+        names = [await queue.enqueue({}), await queue.enqueue({})]
+        stats = await ended(queue, 2)
+        assert sorted(effects.read()) == sorted(names)
+        assert (stats["completed"], stats["retried"]) == (2, 1)
+        assert is_committed == []
+
+
+def _fail_commits(
+    monkeypatch: pytest.MonkeyPatch, backend: TransactionBackend, is_committed: list[bool]
+) -> None:
+    """Let commits fail as a disk does, after or before they are stored."""
+    begin = backend.begin
+
+    async def begin_failing(limit: float, *, is_blocking: bool) -> Any:
+        opened = await begin(limit, is_blocking=is_blocking)
+        if is_committed:
+            connection = opened.connection
+            opened.connection = FailingCommits(connection, is_stored=is_committed.pop(0))
+        return opened
+
+    monkeypatch.setattr(backend, "begin", begin_failing)
+    complete = backend.complete_within
+
+    async def complete_within(connection: Any, *arguments: Any) -> bool:
+        return await complete(getattr(connection, "inner", connection), *arguments)
+
+    monkeypatch.setattr(backend, "complete_within", complete_within)
+
+
+class FailingCommits:
+    """A connection whose COMMIT reports a failure of the disk."""
+
+    def __init__(self, inner: sqlite3.Connection, *, is_stored: bool) -> None:
+        self.inner = inner
+        self._is_stored = is_stored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def execute(self, statement: str, *arguments: Any) -> Any:
+        """Run a statement."""
+        if statement != "COMMIT":
+            return self.inner.execute(statement, *arguments)
+        if self._is_stored:
+            self.inner.execute(statement)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
