@@ -455,6 +455,21 @@ async def test_a_redrive_that_fails_halfway_says_so(
     assert await backend.count() == {"waiting": 2}
 
 
+async def test_a_purge_that_fails_halfway_says_so(location: PagesQueues) -> None:
+    """`Unavailable` would mean that nothing was removed."""
+    counting, backend = await open_counting(location)
+    for name in (1, 2):
+        await backend.push(new_messages(name))
+    counting.crash_at = counting.requests["PUT"]
+    with pytest.raises(Unavailable):
+        await backend.purge(["ready"])
+    counting.crash_at = counting.requests["PUT"] + 1
+    with pytest.raises(OutcomeUnknown, match="1 messages were removed before"):
+        await backend.purge(["ready"])
+    counting.crash_at = None
+    assert await backend.purge(["ready"]) == 1
+
+
 async def test_done_pages_go_after_an_hour_and_not_while_a_move_is_open(
     location: PagesQueues, backend: PagesBackend
 ) -> None:
