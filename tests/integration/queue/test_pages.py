@@ -180,6 +180,24 @@ async def test_claims_cost_the_same_however_much_waits(location: PagesQueues) ->
     assert large["PUT"] == small["PUT"]
 
 
+async def test_a_claim_looks_beyond_a_thousand_pages_that_are_claimed(
+    location: PagesQueues,
+) -> None:
+    """While the last of a listing are handled, and all before them are done."""
+    _, producer = await open_counting(location)
+    for number in range(1_010):
+        await producer.push(new_messages(number))
+    # Pages that came just now may still get others before them.
+    location.clock.ahead += 20
+    requests, worker = await open_counting(location)
+    await claim(worker, 1)
+    handled = await claim(worker, 994)
+    await settle_all(worker, handled)
+    assert len(await claim(worker, 10)) == 10
+    assert len(await claim(worker, 10)) == 5
+    assert requests.requests["LIST"] <= 5
+
+
 @pytest.mark.parametrize("accepted", [1, 3])
 async def test_a_claim_that_fails_halfway_returns_what_it_has(
     location: PagesQueues, accepted: int

@@ -108,9 +108,8 @@ class PageFinder(KnownPages):
         while True:
             found, after = await self._pages.list_some(LIVE_LANE, after=after)
             listed += found
-            is_enough = any(page.mark is not PageMark.DONE for page in found)
             # The newest pages are at the end of the lane.
-            if not after or (is_enough and not self._is_lifo):
+            if not after or (self._is_enough(found) and not self._is_lifo):
                 break
         if is_whole:
             # A page that came late may be before it.
@@ -130,6 +129,20 @@ class PageFinder(KnownPages):
         self._old = await self._find_old(listed)
         self._has_found = any(map(_may_have_any, listed))
         self.plan.end(is_listed=True, is_whole=is_whole and not after)
+
+    def _is_enough(self, listed: Iterable[ListedPage]) -> bool:
+        """Whether there may be something to claim in these pages, or none can follow them.
+
+        Pages that are claimed are not enough: while they are worked on, the next ones are needed.
+        """
+        now = self._clock.wall().seconds
+        return any(
+            _may_have_any(page)
+            or page.mark is PageMark.UNKNOWN
+            or (page.mark is PageMark.WAITING and page.due <= now)
+            or page.due > now + LATE
+            for page in listed
+        )
 
     def _apply(self, ticket: Ticket) -> None:
         """Take a ticket for a listing, though it may be older than what this process has in hand.
