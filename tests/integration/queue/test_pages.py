@@ -198,6 +198,17 @@ async def test_a_claim_looks_beyond_a_thousand_pages_that_are_claimed(
     assert requests.requests["LIST"] <= 5
 
 
+async def test_a_claim_looks_beyond_the_pages_of_many_others(location: PagesQueues) -> None:
+    """However many of the first pages are claimed."""
+    _, producer = await open_counting(location)
+    for number in range(410):
+        await producer.push(new_messages(number))
+    _, other = await open_counting(location)
+    assert len(await claim(other, 400, session=OTHER)) == 400
+    _, worker = await open_counting(location)
+    assert ids(await claim(worker, 20)) == [f"id-{number}" for number in range(400, 410)]
+
+
 @pytest.mark.parametrize("accepted", [1, 3])
 async def test_a_claim_that_fails_halfway_returns_what_it_has(
     location: PagesQueues, accepted: int

@@ -12,7 +12,6 @@ So two workers seldom conflict, and one worker alone takes the oldest first, or 
 queue is so ordered.
 """
 
-import itertools
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -38,8 +37,8 @@ __all__ = ["PageChoice", "PageFinder"]
 
 _SHARED = 32
 """The first pages of others, among which a worker without its own chooses."""
-_SCANNED = 256
-"""How many known pages are considered."""
+_CONSIDERED = 256
+"""How many pages with something to claim are compared."""
 _EXHAUSTED = "exhausted"
 """In place of a version: there is nothing left to claim."""
 _READ_AT_ONCE = 32
@@ -225,7 +224,7 @@ class PageFinder(KnownPages):
         mine: dict[str, str | None] = {}
         others: dict[str, str | None] = {}
         exhausted: list[str] = []
-        for place in itertools.islice(self._iterate(), _SCANNED):
+        for place in self._iterate():
             found = self._look_up(place, wanted)
             if found is _EXHAUSTED:
                 exhausted.append(place)
@@ -233,7 +232,7 @@ class PageFinder(KnownPages):
                 others[place] = found
             elif found:
                 mine[place] = found
-            if len(mine) >= count:
+            if len(mine) >= count or len(others) >= _CONSIDERED:
                 break
         for place in exhausted:
             self._order.remove(place)
