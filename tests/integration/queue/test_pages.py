@@ -180,22 +180,29 @@ async def test_claims_cost_the_same_however_much_waits(location: PagesQueues) ->
     assert large["PUT"] == small["PUT"]
 
 
-async def test_a_claim_looks_beyond_a_thousand_pages_that_are_claimed(
-    location: PagesQueues,
+@pytest.mark.parametrize("obstacle", ["claimed", "waiting", "damaged"])
+async def test_one_page_does_not_hide_those_beyond_a_thousand(
+    location: PagesQueues, obstacle: str
 ) -> None:
-    """While the last of a listing are handled, and all before them are done."""
-    _, producer = await open_counting(location)
+    """Claimed for long, waiting for its next attempt, or not a page: all others are handled."""
+    counting, producer = await open_counting(location)
+    if obstacle == "damaged":
+        await counting.write([Put(f"{LANE}{NAME}", [1, 2, 3], mark=PageMark.READY)])
+    else:
+        await producer.push(new_messages("first"))
+        first = await claim(producer, 1, session=OTHER)
+        if obstacle == "waiting":
+            await settle_all(producer, first, "retry", delay=50, error="as it is")
     for number in range(1_010):
         await producer.push(new_messages(number))
-    # Pages that came just now may still get others before them.
+    # Everything is old enough for the frontier.
     location.clock.ahead += 20
-    requests, worker = await open_counting(location)
-    await claim(worker, 1)
-    handled = await claim(worker, 994)
-    await settle_all(worker, handled)
-    assert len(await claim(worker, 10)) == 10
-    assert len(await claim(worker, 10)) == 5
-    assert requests.requests["LIST"] <= 5
+    _, worker = await open_counting(location)
+    handled = 0
+    while messages := await claim(worker, 337):
+        assert all(await settle_all(worker, messages))
+        handled += len(messages)
+    assert handled == 1_010
 
 
 async def test_a_claim_looks_beyond_the_pages_of_many_others(location: PagesQueues) -> None:

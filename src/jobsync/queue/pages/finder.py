@@ -132,14 +132,13 @@ class PageFinder(KnownPages):
     def _is_enough(self, listed: Iterable[ListedPage]) -> bool:
         """Whether there may be something to claim in these pages, or none can follow them.
 
-        Pages that are claimed are not enough: while they are worked on, the next ones are needed.
+        Others that are not done may stay for long, and must not hide what follows: claimed pages,
+        those that wait for another attempt, and what cannot be used.
         """
-        now = self._clock.wall().seconds
+        latest = self._clock.wall().seconds + LATE
         return any(
-            _may_have_any(page)
-            or page.mark is PageMark.UNKNOWN
-            or (page.mark is PageMark.WAITING and page.due <= now)
-            or page.due > now + LATE
+            (page.mark is not PageMark.DONE and page.due > latest)
+            or (_may_have_any(page) and not self._pages.is_unusable(page.place, page.version))
             for page in listed
         )
 
