@@ -434,6 +434,26 @@ async def test_a_move_survives_a_crash_at_every_write(
     assert await backend.count() == {"completed": 2}
 
 
+async def test_what_stays_in_a_page_is_found_although_a_move_out_of_it_failed(
+    location: PagesQueues,
+) -> None:
+    """When the store answers again, and not at the next listing, minutes later."""
+    counting, worker = await open_counting(location)
+    await worker.push(new_messages(1, 2))
+    first, second = await claim(worker)
+    assert await claim(worker) == []
+    counting.crash_at = counting.requests["PUT"] + 2
+    moves: list[tuple[Message, Transition]] = [(first, "bury"), (second, "retry")]
+    settlements = [
+        Settlement(receipt=each.receipt, move=move, delay=1, error="as it is")
+        for each, move in moves
+    ]
+    assert await worker.settle(settlements) == [True, True]
+    counting.crash_at = None
+    location.clock.ahead += 2
+    assert ids(await claim(worker)) == [second.id]
+
+
 async def test_a_move_is_not_continued_long_after_it_was_read(location: PagesQueues) -> None:
     """The target may have been consumed and dropped since: whoever goes on reads again first."""
     counting, dying = await open_counting(location)

@@ -96,7 +96,7 @@ class PageFinder(KnownPages):
                 self._apply(ticket)
             await self._read_unclear()
         except BaseException:
-            self.plan.fail()
+            self.plan.repeat()
             raise
 
     async def _list(self, refresh: Refresh) -> None:
