@@ -157,11 +157,11 @@ async def drain_shared(url: str, worker: str, counts: Counter[str]) -> None:
         backend = open_backend(Contended(db.store, counts), QUEUE, db.components)
         while counts["handled"] < SHARED:
             claimed = await backend.claim(10, session=worker, visibility=30, at_most=10)
-            settlements = [
-                Settlement(receipt=each.receipt, move="complete") for each in claimed.messages
-            ]
-            counts["handled"] += sum(await backend.settle(settlements)) if settlements else 0
-            if not settlements:
+            answers = await backend.settle(
+                [Settlement(receipt=each.receipt, move="complete") for each in claimed.messages]
+            )
+            counts["handled"] += sum(answers)
+            if not answers:
                 await asyncio.sleep(0.1)
 
 

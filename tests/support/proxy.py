@@ -348,11 +348,23 @@ def _measure_http(data: bytes) -> int:
     if body < 4:
         return 0
     head = data[:body]
+    if head.startswith(b"HTTP/") and re.search(rb"(?i)\r\ntransfer-encoding: *chunked\r\n", head):
+        return _measure_chunks(data, body)
     if found := re.search(rb"(?i)\r\n(transfer-encoding|expect):.*", head):
         raise ValueError(f"the length of a body must be in Content-Length, not {found[0]!r}")
     found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     size = body + (int(found[1]) if found else 0)
     return size if len(data) >= size else 0
+
+
+def _measure_chunks(data: bytes, at: int) -> int:
+    """Return where a body in chunks ends that begins there, 0 if it is incomplete."""
+    while (end := data.find(b"\r\n", at)) >= 0:
+        size = int(data[at:end].partition(b";")[0], 16)
+        at = end + 2 + size + 2
+        if not size:
+            return at if len(data) >= at else 0
+    return 0
 
 
 def _measure_postgres(data: bytes) -> int:

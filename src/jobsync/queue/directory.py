@@ -1,6 +1,7 @@
 """All queues of a store, for callers that do not know their names; read-only.
 
-`jobsync.queue.sql` reads them from databases, `jobsync.queue.pages` from other stores.
+On its own because `jobsync.queue.sql` implements it for databases, `jobsync.queue.pages` for other
+stores, and neither knows the other.
 """
 
 from abc import ABC, abstractmethod

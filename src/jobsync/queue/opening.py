@@ -1,6 +1,7 @@
 """Open one queue, or the directory of all queues, with the code that fits the store.
 
-On databases messages are rows, see `jobsync.queue.sql`; other stores have them in pages, see
+On its own because it imports every backend, and is imported by all who use one. On databases
+messages are rows, see `jobsync.queue.sql`; other stores have them in pages, see
 `jobsync.queue.pages`.
 """
 

@@ -180,6 +180,42 @@ async def test_claims_cost_the_same_however_much_waits(location: PagesQueues) ->
     assert large["PUT"] == small["PUT"]
 
 
+@pytest.mark.parametrize("obstacle", ["claimed", "waiting", "damaged"])
+async def test_one_page_does_not_hide_those_beyond_a_thousand(
+    location: PagesQueues, obstacle: str
+) -> None:
+    """Claimed for long, waiting for its next attempt, or not a page: all others are handled."""
+    counting, producer = await open_counting(location)
+    if obstacle == "damaged":
+        await counting.write([Put(f"{LANE}{NAME}", [1, 2, 3], mark=PageMark.READY)])
+    else:
+        await producer.push(new_messages("first"))
+        first = await claim(producer, 1, session=OTHER)
+        if obstacle == "waiting":
+            await settle_all(producer, first, "retry", delay=50, error="as it is")
+    for number in range(1_010):
+        await producer.push(new_messages(number))
+    # Everything is old enough for the frontier.
+    location.clock.ahead += 20
+    _, worker = await open_counting(location)
+    handled = 0
+    while messages := await claim(worker, 337):
+        assert all(await settle_all(worker, messages))
+        handled += len(messages)
+    assert handled == 1_010
+
+
+async def test_a_claim_looks_beyond_the_pages_of_many_others(location: PagesQueues) -> None:
+    """However many of the first pages are claimed."""
+    _, producer = await open_counting(location)
+    for number in range(410):
+        await producer.push(new_messages(number))
+    _, other = await open_counting(location)
+    assert len(await claim(other, 400, session=OTHER)) == 400
+    _, worker = await open_counting(location)
+    assert ids(await claim(worker, 20)) == [f"id-{number}" for number in range(400, 410)]
+
+
 @pytest.mark.parametrize("accepted", [1, 3])
 async def test_a_claim_that_fails_halfway_returns_what_it_has(
     location: PagesQueues, accepted: int
@@ -398,6 +434,26 @@ async def test_a_move_survives_a_crash_at_every_write(
     assert await backend.count() == {"completed": 2}
 
 
+async def test_what_stays_in_a_page_is_found_although_a_move_out_of_it_failed(
+    location: PagesQueues,
+) -> None:
+    """When the store answers again, and not at the next listing, minutes later."""
+    counting, worker = await open_counting(location)
+    await worker.push(new_messages(1, 2))
+    first, second = await claim(worker)
+    assert await claim(worker) == []
+    counting.crash_at = counting.requests["PUT"] + 2
+    moves: list[tuple[Message, Transition]] = [(first, "bury"), (second, "retry")]
+    settlements = [
+        Settlement(receipt=each.receipt, move=move, delay=1, error="as it is")
+        for each, move in moves
+    ]
+    assert await worker.settle(settlements) == [True, True]
+    counting.crash_at = None
+    location.clock.ahead += 2
+    assert ids(await claim(worker)) == [second.id]
+
+
 async def test_a_move_is_not_continued_long_after_it_was_read(location: PagesQueues) -> None:
     """The target may have been consumed and dropped since: whoever goes on reads again first."""
     counting, dying = await open_counting(location)
@@ -453,6 +509,21 @@ async def test_a_redrive_that_fails_halfway_says_so(
     counting.crash_at = None
     assert await backend.redrive() == 1
     assert await backend.count() == {"waiting": 2}
+
+
+async def test_a_purge_that_fails_halfway_says_so(location: PagesQueues) -> None:
+    """`Unavailable` would mean that nothing was removed."""
+    counting, backend = await open_counting(location)
+    for name in (1, 2):
+        await backend.push(new_messages(name))
+    counting.crash_at = counting.requests["PUT"]
+    with pytest.raises(Unavailable):
+        await backend.purge(["ready"])
+    counting.crash_at = counting.requests["PUT"] + 1
+    with pytest.raises(OutcomeUnknown, match="1 messages were removed before"):
+        await backend.purge(["ready"])
+    counting.crash_at = None
+    assert await backend.purge(["ready"]) == 1
 
 
 async def test_done_pages_go_after_an_hour_and_not_while_a_move_is_open(

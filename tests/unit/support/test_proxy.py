@@ -487,6 +487,12 @@ def test_http_is_cut_by_its_lengths(piece: int) -> None:
     requests = [
         Request(b"PUT /a HTTP/1.1\r\ncontent-length:5\r\n\r\nX /\r\n"),
         Request(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"),
+        Request(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\n0\r\n\r\n"
+            + b"x" * 6
+            + b"\r\n0\r\n\r\n"
+        ),
+        Request(b"HTTP/1.1 204 No Content\r\n\r\n"),
     ]
     sent = b"".join(request.data for request in requests)
     splitter = Splitter()

@@ -366,11 +366,17 @@ class PagesBackend(QueueBackend):
             return changes.purge(page, lambda each: each.state in unwanted)
 
         count = 0
-        for lane in (LIVE_LANE, DEAD_LANE):
-            for listed in await self._pages.list_all(lane):
-                if listed.mark is PageMark.DONE and "completed" not in unwanted:
-                    continue
-                count += await self._pages.apply(listed.place, change) or 0
+        try:
+            for lane in (LIVE_LANE, DEAD_LANE):
+                for listed in await self._pages.list_all(lane):
+                    if listed.mark is PageMark.DONE and "completed" not in unwanted:
+                        continue
+                    count += await self._pages.apply(listed.place, change) or 0
+        except (Misconfigured, Unavailable) as error:
+            if not count:
+                raise
+            detail = f"{count:,} messages were removed before: {error}"
+            raise OutcomeUnknown(self.topic, detail) from error
         return count
 
     async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:

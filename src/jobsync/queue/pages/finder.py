@@ -12,7 +12,6 @@ So two workers seldom conflict, and one worker alone takes the oldest first, or 
 queue is so ordered.
 """
 
-import itertools
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -38,8 +37,8 @@ __all__ = ["PageChoice", "PageFinder"]
 
 _SHARED = 32
 """The first pages of others, among which a worker without its own chooses."""
-_SCANNED = 256
-"""How many known pages are considered."""
+_CONSIDERED = 256
+"""How many pages with something to claim are compared."""
 _EXHAUSTED = "exhausted"
 """In place of a version: there is nothing left to claim."""
 _READ_AT_ONCE = 32
@@ -97,7 +96,7 @@ class PageFinder(KnownPages):
                 self._apply(ticket)
             await self._read_unclear()
         except BaseException:
-            self.plan.fail()
+            self.plan.repeat()
             raise
 
     async def _list(self, refresh: Refresh) -> None:
@@ -108,9 +107,8 @@ class PageFinder(KnownPages):
         while True:
             found, after = await self._pages.list_some(LIVE_LANE, after=after)
             listed += found
-            is_enough = any(page.mark is not PageMark.DONE for page in found)
             # The newest pages are at the end of the lane.
-            if not after or (is_enough and not self._is_lifo):
+            if not after or (self._is_enough(found) and not self._is_lifo):
                 break
         if is_whole:
             # A page that came late may be before it.
@@ -130,6 +128,19 @@ class PageFinder(KnownPages):
         self._old = await self._find_old(listed)
         self._has_found = any(map(_may_have_any, listed))
         self.plan.end(is_listed=True, is_whole=is_whole and not after)
+
+    def _is_enough(self, listed: Iterable[ListedPage]) -> bool:
+        """Whether there may be something to claim in these pages, or none can follow them.
+
+        Others that are not done may stay for long, and must not hide what follows: claimed pages,
+        those that wait for another attempt, and what cannot be used.
+        """
+        latest = self._clock.wall().seconds + LATE
+        return any(
+            (page.mark is not PageMark.DONE and page.due > latest)
+            or (_may_have_any(page) and not self._pages.is_unusable(page.place, page.version))
+            for page in listed
+        )
 
     def _apply(self, ticket: Ticket) -> None:
         """Take a ticket for a listing, though it may be older than what this process has in hand.
@@ -212,7 +223,7 @@ class PageFinder(KnownPages):
         mine: dict[str, str | None] = {}
         others: dict[str, str | None] = {}
         exhausted: list[str] = []
-        for place in itertools.islice(self._iterate(), _SCANNED):
+        for place in self._iterate():
             found = self._look_up(place, wanted)
             if found is _EXHAUSTED:
                 exhausted.append(place)
@@ -220,7 +231,7 @@ class PageFinder(KnownPages):
                 others[place] = found
             elif found:
                 mine[place] = found
-            if len(mine) >= count:
+            if len(mine) >= count or len(others) >= _CONSIDERED:
                 break
         for place in exhausted:
             self._order.remove(place)

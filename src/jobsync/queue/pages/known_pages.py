@@ -6,6 +6,7 @@ others. Nothing here makes a request: `finder` looks for pages, and reads them.
 
 import bisect
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ class KnownPages:
         """Pages with claims that nobody renewed for an hour, with their age."""
         self._clock = components.clock
         self._known: dict[str, KnownPage] = {}
-        self._finished: dict[str, Mono] = {}
+        self._finished: OrderedDict[str, Mono] = OrderedDict()
         """Pages that this process has seen done: a ticket may be older."""
         self._order: list[str] = []
         """The places where there may be something to claim, in order."""
@@ -118,10 +119,10 @@ class KnownPages:
         self._memos.pop(place, None)
         self._pages.forget(place)
         now = self._clock.mono()
-        self._finished = {
-            other: since for other, since in self._finished.items() if now - since < _MEMORY
-        }
         self._finished[place] = now
+        self._finished.move_to_end(place)
+        while now - next(iter(self._finished.values())) >= _MEMORY:
+            self._finished.popitem(last=False)
         position = bisect.bisect_left(self._order, place)
         if self._order[position : position + 1] == [place]:
             del self._order[position]

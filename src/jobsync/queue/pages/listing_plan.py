@@ -156,8 +156,8 @@ class ListingPlan:
             self._again = None
         return refresh
 
-    def fail(self) -> None:
-        """Record that the look that began has failed: it is repeated."""
+    def repeat(self) -> None:
+        """Look again: the last look has failed, or what it has shown is in doubt."""
         self._is_rung = True
 
     def end(self, *, is_settled: bool = False, is_listed: bool, is_whole: bool) -> None:

@@ -48,7 +48,8 @@ class PageMoves:
             for target in await self._pages.finish_moves(place):
                 self._finder.add(target)
         except (Misconfigured, OutcomeUnknown, Unavailable):
-            return
+            # The page is not in hand any more, and may have more to claim.
+            self._finder.plan.repeat()
 
     async def redrive(self, ids: Collection[str] | None, limit: int | None) -> int:
         """Move dead letters back, page by page; return how many.
