@@ -281,7 +281,7 @@ def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
 
 def delays_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
     """Delays end when the wall clock says so, although it may be set."""
-    patch.setattr(sqlite, "_read_delay_clock", lambda clock: (0, clock.wall().seconds))
+    patch.setattr(sqlite, "read_delay_clock", lambda clock: (0, clock.wall().seconds))
 
 
 def delays_again_after_a_reboot(patch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,8 @@ class SqliteQueues:
             connection.execute(
                 "UPDATE jobsync_message SET due = due - ?, wakes = wakes - ?", [seconds, seconds]
             )
-            connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
+            for table in ("jobsync_finished", "jobsync_result"):
+                connection.execute(f"UPDATE {table} SET finished = finished - ?", [seconds])
             times = ", ".join(
                 f"{name} = {name} - :seconds" for name in ("claimed", "due", "closed", "finished")
             )
@@ -271,7 +272,8 @@ class PostgresQueues:
         """Advance the time of all messages."""
         by = f"interval '{seconds} seconds'"
         self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
-        self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
+        for table in ("jobsync_finished", "jobsync_result"):
+            self._location.execute(f"UPDATE {{}}.{table} SET finished = finished - {by}")
         arrays = ", ".join(
             f"{name} = (SELECT array_agg(t - {by} ORDER BY n)"
             f" FROM unnest({name}) WITH ORDINALITY AS u (t, n))"

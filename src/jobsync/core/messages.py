@@ -6,6 +6,7 @@ A message is in one state at a time, and changes only by these transitions:
     claim      ready, waiting ──▶ claimed
     complete   claimed ──▶ completed
     cancel     claimed ──▶ cancelled
+    revoke     ready, waiting, claimed ──▶ cancelled      somebody else does not want it any more
     retry      claimed ──▶ waiting      after a failure, with a pause
     bury       claimed ──▶ dead         after the last failure
     release    claimed ──▶ waiting      returned without being handled: no attempt is counted
@@ -37,6 +38,7 @@ __all__ = [
     "LAPSED",
     "LIVE",
     "LONGEST_ERROR",
+    "REVOKED",
     "SPARED",
     "TRANSITIONS",
     "Cancel",
@@ -68,11 +70,24 @@ LAPSED = "nobody settled it: its worker died, or did not renew its claim in time
 SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 """The error stored for a claim that was ended while other messages were in flight."""
 
+REVOKED = "it was cancelled from outside"
+"""The error stored for a message that was not cancelled by its handler."""
+
 LONGEST_ERROR = 2000
 """The most characters of a stored error."""
 
 Transition: TypeAlias = Literal[
-    "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
+    "claim",
+    "complete",
+    "cancel",
+    "revoke",
+    "retry",
+    "bury",
+    "release",
+    "snooze",
+    "lapse",
+    "spare",
+    "redrive",
 ]
 
 
@@ -91,6 +106,7 @@ TRANSITIONS: Mapping[Transition, TransitionRule] = {
     "claim": TransitionRule(("ready", "waiting"), "claimed"),
     "complete": TransitionRule(("claimed",), "completed"),
     "cancel": TransitionRule(("claimed",), "cancelled"),
+    "revoke": TransitionRule(("ready", "waiting", "claimed"), "cancelled"),
     "retry": TransitionRule(("claimed",), "waiting"),
     "bury": TransitionRule(("claimed",), "dead"),
     "release": TransitionRule(("claimed",), "waiting", returns=True),

@@ -23,10 +23,11 @@ A claim ends when it is settled, when it was not extended within its visibility 
 store's clock), or when its session is dead. `end_claims` ends the last two kinds, and anyone may
 call it. Until then the claim stands, even if it is late.
 
-A backend inherits `QueueBackend` and passes the conformance suite.
+A backend inherits `QueueBackend` and passes the conformance suite. For one message from outside
+see `single_message`.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -35,6 +36,7 @@ import msgspec
 from jobsync.core.codec import Json
 from jobsync.core.messages import TRANSITIONS, MessageState, Transition
 from jobsync.errors import Invalid
+from jobsync.queue.single_message import MessageOperations, StoredResult
 
 if TYPE_CHECKING:
     from jobsync.queue.fleet import QueueFleet
@@ -170,6 +172,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds before the next delivery, if there is one."""
     error: str = ""
     """The error, if there was one; stored with the message."""
+    result: StoredResult | None = None
+    """What the handler of a completed message returned; None for nothing."""
 
     def __post_init__(self) -> None:
         if self.move not in _ENDINGS:
@@ -227,6 +231,13 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its payload is JSON; if not, `value` is its text."""
     format: int = MESSAGE_FORMAT
     """A higher one than `MESSAGE_FORMAT` is of newer code: this code leaves the message alone."""
+    progress: float | None = None
+    """How far its handler is, as it has reported. Only `get` reads this, and what follows."""
+    progress_note: str = ""
+    progress_at: float | None = None
+    result: Json = None
+    """What its handler returned, if it is completed."""
+    result_problem: str = ""  # why its result was not kept
     cursor: str
     """Pass it as `after` to continue from here."""
 
@@ -252,7 +263,7 @@ class QueueContent(msgspec.Struct, kw_only=True):
     pause: Pause | None = None
 
 
-class QueueBackend(ABC):
+class QueueBackend(MessageOperations):
     """The messages of one queue.
 
     Attributes:
@@ -439,4 +450,3 @@ class QueueBackend(ABC):
 
         Called where requests are billed: it saves some.
         """
-        return

@@ -11,7 +11,8 @@ from jobsync.queue.directory import QueueDirectory
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.directory import PagesDirectory
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.sql.sqlite import SqliteBackend, SqliteQueueDirectory
+from jobsync.queue.sql.sqlite import SqliteBackend
+from jobsync.queue.sql.sqlite_reading import SqliteQueueDirectory
 from jobsync.stores.contract import Store
 from jobsync.stores.sql import PostgresAccess, SqliteAccess
 

@@ -46,6 +46,7 @@ from jobsync.queue.backend import (
 )
 from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
+from jobsync.queue.sql.single_message import SqlMessageOperations
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
 from jobsync.stores.scan import check_age, check_limit
@@ -97,7 +98,7 @@ class ClaimedRows(NamedTuple):
     more: bool
 
 
-class SqlBackend(QueueBackend):
+class SqlBackend(SqlMessageOperations, QueueBackend):
     """Base class for the backends on SQL databases.
 
     Args:
@@ -176,6 +177,7 @@ class SqlBackend(QueueBackend):
         settled = await self._settle_until_answered(settlements)
         if any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)
+        self._announce_ends(settlements)
         return [name in settled for name in ids]
 
     async def end_claims(
@@ -221,7 +223,11 @@ class SqlBackend(QueueBackend):
         check_finished(state)
         check_age(older_than)
         check_limit(limit)
-        return await self._forget(state, older_than, limit)
+        count = await self._forget(state, older_than, limit)
+        if state == "completed" and count < limit:
+            # Not earlier than their messages, which would look as if they had returned nothing.
+            await self._forget_rest(older_than, limit)
+        return count
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100

@@ -82,6 +82,11 @@ class _InfoRow(NamedTuple):
     seen: float
     format: int
     cursor: str
+    progress: float | None = None
+    progress_note: str | None = None
+    progress_at: float | None = None
+    result: str | None = None
+    result_problem: str | None = None
 
 
 def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
@@ -94,6 +99,7 @@ def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[Messag
 
 def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
     value, is_readable = _decode_or_text(row.payload, row.id)
+    result, _ = _decode_or_text(row.result, row.id)
     return MessageInfo(
         queue=row.queue,
         id=row.id,
@@ -112,6 +118,11 @@ def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
         seen=row.seen,
         is_readable=is_readable,
         format=row.format,
+        progress=row.progress,
+        progress_note=row.progress_note or "",
+        progress_at=row.progress_at,
+        result=result,
+        result_problem=row.result_problem or "",
         cursor=row.cursor,
     )
 

@@ -22,7 +22,7 @@ from psycopg.errors import UndefinedTable
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import LAPSED, SPARED, MessageState
-from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
 from jobsync.queue.directory import TOPIC
 from jobsync.queue.sql import MessageGroup, SqlDirectory
@@ -35,6 +35,7 @@ from jobsync.queue.sql.common import (
     build_connection_error,
 )
 from jobsync.queue.sql.message_rows import encode_any_error, encode_error
+from jobsync.queue.sql.postgres_messages import PostgresMessageOperations, build_results
 from jobsync.stores.sql import PostgresAccess, as_array, escape_copy, fill_in, load_sql
 
 __all__ = ["PostgresBackend", "PostgresQueueDirectory"]
@@ -70,7 +71,7 @@ class _ScanState(msgspec.Struct):
     last_full: Mono = Mono(float("-inf"))
 
 
-class PostgresBackend(SqlBackend):
+class PostgresBackend(PostgresMessageOperations, SqlBackend):
     """The messages of a queue in a schema.
 
     Args:
@@ -222,6 +223,26 @@ class PostgresBackend(SqlBackend):
         )
 
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
+        with_results = [each for each in batch if each.result is not None]
+        if not with_results:
+            return await self._settle_plain(batch)
+        plain = [each for each in batch if each.result is None]
+        settled = await self._complete_with_results(with_results)
+        try:
+            return settled | (await self._settle_plain(plain) if plain else set())
+        except (Misconfigured, Unavailable) as error:
+            raise OutcomeUnknown(self.topic, str(error)) from error
+
+    async def _complete_with_results(self, batch: Sequence[Settlement]) -> set[str]:
+        """Complete messages, and keep what their handlers returned, in one statement."""
+        ids = [settlement.receipt.id for settlement in batch]
+        claims = [settlement.receipt.claim for settlement in batch]
+        for claim in claims:
+            self._unsettled.remove(claim)
+        parameters = {"queue": self.queue, **_find_claims(ids, claims), **build_results(batch)}
+        return {name for (name,) in await self._run("complete_with_results", parameters)}
+
+    async def _settle_plain(self, batch: Sequence[Settlement]) -> set[str]:
         ids = [settlement.receipt.id for settlement in batch]
         claims = [settlement.receipt.claim for settlement in batch]
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]

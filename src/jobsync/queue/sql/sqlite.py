@@ -13,11 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jobsync.components import Components
-from jobsync.core.clock import Clock
 from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt, Settlement
-from jobsync.queue.sql import MessageGroup, SqlDirectory
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
@@ -32,14 +30,16 @@ from jobsync.queue.sql.sqlite_claims import (
     complete_claim,
     end_lapsed,
     extend_claim,
-    forget_completed,
     insert_claim,
     settle_claim,
     to_json,
 )
+from jobsync.queue.sql.sqlite_forgetting import forget_completed
+from jobsync.queue.sql.sqlite_messages import SqliteMessageOperations
+from jobsync.queue.sql.sqlite_reading import find_rows, read_clock, read_delay_clock
 from jobsync.stores.sql import SqliteAccess
 
-__all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
+__all__ = ["SQL", "SqliteBackend"]
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ _ID, _FINISHED = 1, 13
 _FIX = "pass a sqlite3 connection to the file that the queue is in"
 
 
-class SqliteBackend(SqlBackend):
+class SqliteBackend(SqliteMessageOperations, SqlBackend):
     """The messages of a queue in a file.
 
     Args:
@@ -98,7 +98,7 @@ class SqliteBackend(SqlBackend):
     def _build_parameters(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> list[dict[str, Any]]:
-        now, (boot, mono) = self._now(), _read_delay_clock(self._access.clock)
+        now, (boot, mono) = self._now(), read_delay_clock(self._access.clock)
         return [
             {
                 "queue": self.queue,
@@ -162,7 +162,7 @@ class SqliteBackend(SqlBackend):
     def _build_result(
         self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
     ) -> ClaimedRows:
-        (boot, mono), (_, delay_now) = self._since_boot(), _read_delay_clock(self._access.clock)
+        (boot, mono), (_, delay_now) = self._since_boot(), read_delay_clock(self._access.clock)
         _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
         delays = [time - delay_now for time in (due, suspect_due) if time is not None]
         if self._has_foreign:
@@ -178,7 +178,9 @@ class SqliteBackend(SqlBackend):
             claim
             for claim, part in parts.items()
             if self._unsettled.remove(claim) == {each.receipt.id for each in part}
-            and all(each.move == "complete" and not each.error for each in part)
+            and all(
+                each.move == "complete" and not each.error and each.result is None for each in part
+            )
         }
         corrupt: list[Corrupt] = []
 
@@ -268,7 +270,7 @@ class SqliteBackend(SqlBackend):
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
         parameters = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
         query = SQL["browse_claimed" if state == "claimed" else "browse_live"]
-        return await self._access.read(query, {**parameters, **_read_clock(self._access)})
+        return await self._access.read(query, {**parameters, **read_clock(self._access)})
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
@@ -286,6 +288,9 @@ class SqliteBackend(SqlBackend):
 
     async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._access.read(SQL["count"], {"queue": self.queue})
+
+    async def _find(self, ids: Sequence[str]) -> Sequence[Sequence[Any]]:
+        return await find_rows(self._access, ids)
 
     async def _find_newer(self) -> list[tuple[int, int]]:
         return await self._access.read(SQL["find_newer"], {"queue": self.queue})
@@ -325,6 +330,7 @@ class SqliteBackend(SqlBackend):
             if "completed" in states:
                 purged += completed
                 connection.execute(SQL["purge_completed"], parameters)
+                connection.execute(SQL["delete_results"], parameters)
             return purged
 
         return await self._access.write(work, self.topic)
@@ -375,60 +381,11 @@ class SqliteBackend(SqlBackend):
 
     def _read_delay_time(self) -> dict[str, float]:
         """Return the parameters of statements on delays: wall time, boot, and time since boot."""
-        boot, mono = _read_delay_clock(self._access.clock)
+        boot, mono = read_delay_clock(self._access.clock)
         return {"now": self._now(), "boot": boot, "mono": mono}
 
     def _since_boot(self) -> tuple[int, float]:
         return self._access.clock.boot(), self._access.clock.mono().seconds
-
-
-class SqliteQueueDirectory(SqlDirectory):
-    """All queues in a file.
-
-    Args:
-        access: the connection to the file.
-        components: where unreadable messages are reported.
-    """
-
-    def __init__(self, access: SqliteAccess, components: Components) -> None:
-        super().__init__(components)
-        self._access = access
-
-    async def _summarize(self) -> Sequence[MessageGroup]:
-        return await self._access.read(SQL["summarize"])
-
-    async def _list_pauses(self) -> Sequence[tuple[str, float, str]]:
-        return await self._access.read(SQL["list_pauses"])
-
-    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
-        parameters = {"ids": to_json([*ids]), **_read_clock(self._access)}
-        return await self._access.read(SQL["find"], parameters)
-
-    async def _list(
-        self, queue: str, part: QueuePart, after: str, limit: int
-    ) -> Sequence[Sequence[Any]]:
-        query = SQL["list_dead" if part == "dead" else "list_live"]
-        parameters = {"queue": queue, "after": after, "limit": limit, **_read_clock(self._access)}
-        return await self._access.read(query, parameters)
-
-
-def _read_delay_clock(clock: Clock) -> tuple[int, float]:
-    """Return the boot that delays count from, and the time since it; without an id, wall time."""
-    boot = clock.boot()
-    return (boot, clock.mono().seconds) if boot else (0, clock.wall().seconds)
-
-
-def _read_clock(access: SqliteAccess) -> dict[str, float]:
-    """Return the times from which a query computes when claims lapse and delays end."""
-    clock = access.clock
-    delay_boot, delay_now = _read_delay_clock(clock)
-    return {
-        "now": clock.wall().seconds,
-        "boot": clock.boot(),
-        "mono": clock.mono().seconds,
-        "delay_boot": delay_boot,
-        "delay_now": delay_now,
-    }
 
 
 def _select(

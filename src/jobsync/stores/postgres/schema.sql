@@ -127,7 +127,7 @@ ADD COLUMN IF NOT EXISTS task text COLLATE "C" NOT NULL DEFAULT '';
 -- message, at its place. An array that is NULL has only zeros, empty texts or NULLs. `outcomes` has a
 -- letter for each message:
 --   o open, c completed, f completed and forgotten, x cancelled, r retried, d buried, b released,
---   s snoozed, l ended because it lapsed or its session died, p purged
+--   s snoozed, l ended because it lapsed or its session died, p purged, v cancelled from outside
 -- When no place is open the row is closed and its payloads are dropped. It stays as the record of the
 -- completed messages, and answers settlements that are repeated.
 CREATE TABLE IF NOT EXISTS {schema}.jobsync_claim (
@@ -215,6 +215,31 @@ END $jobsync$;
 -- name: v6_drop_claim_open_ids
 -- Claims are open for a short time, so a search for an id among them needs no index.
 DROP INDEX IF EXISTS {schema}.jobsync_claim_open_ids;
+
+-- name: v7_result
+-- What handlers returned, if it was not None. A row belongs to a completed message.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_result (
+  id       text COLLATE "C" NOT NULL PRIMARY KEY,
+  queue    text COLLATE "C" NOT NULL,
+  result   text,                            -- JSON; NULL if it was not kept
+  problem  text NOT NULL DEFAULT '',        -- why it was not kept
+  finished timestamptz NOT NULL
+);
+
+-- name: v7_result_finished
+-- Results of a queue, oldest first.
+CREATE INDEX IF NOT EXISTS jobsync_result_finished ON {schema}.jobsync_result (queue, finished);
+
+-- name: v7_progress
+-- How far handlers are, if they have reported it. A row is about one delivery of a message.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_progress (
+  id         text COLLATE "C" NOT NULL PRIMARY KEY,
+  queue      text COLLATE "C" NOT NULL,
+  deliveries integer NOT NULL,
+  progress   double precision NOT NULL,
+  note       text NOT NULL,
+  reported   timestamptz NOT NULL
+);
 
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.

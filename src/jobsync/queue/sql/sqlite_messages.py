@@ -1,0 +1,165 @@
+"""One message from outside on SQLite, see `MessageOperations`. Each call is one transaction."""
+
+import sqlite3
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from jobsync.core.messages import REVOKED
+from jobsync.errors import Corrupt
+from jobsync.queue.single_message import ProgressReport
+from jobsync.queue.sql.single_message import SqlMessageOperations
+from jobsync.queue.sql.sqlite_claims import (
+    COMPLETED,
+    FORGOTTEN,
+    OPEN,
+    SQL,
+    ClaimRow,
+    Ending,
+    add_failure,
+    to_json,
+)
+from jobsync.stores.sql import SqliteAccess
+
+__all__ = ["SqliteMessageOperations"]
+
+T = TypeVar("T")
+
+_REVOKED = "v"
+"""The letter of a claimed message that was cancelled from outside."""
+
+
+class SqliteMessageOperations(SqlMessageOperations):
+    """One message of a queue in a file."""
+
+    _access: SqliteAccess
+
+    async def _cancel(self, name: str) -> tuple[int, str] | None:
+        def work(connection: sqlite3.Connection) -> tuple[int, str] | None:
+            time = self._read_delay_time()
+            parameters = {"id": name, "queue": self.queue, **time}
+            row = connection.execute(SQL["read_waiting"], parameters).fetchone()
+            if row is None:
+                return _cancel_claimed(connection, parameters, time)
+            deliveries, returned, errors = row
+            attempt = max(deliveries - returned, 0)
+            known = errors.decode(errors="replace")
+            text = add_failure(known, attempt, REVOKED, time["now"], "")
+            connection.execute(SQL["cancel_waiting"], {**parameters, "errors": text})
+            _end_waiting(connection, parameters)
+            return attempt, ""
+
+        return await self._access.write(work, self.topic)
+
+    async def _delete(self, name: str) -> bool:
+        def work(connection: sqlite3.Connection) -> bool:
+            parameters = {"id": name, "queue": self.queue}
+            return (
+                _end_waiting(connection, parameters)
+                or connection.execute(SQL["delete_finished_message"], parameters).rowcount > 0
+                or _delete_completed(connection, parameters)
+            )
+
+        return await self._access.write(work, self.topic)
+
+    async def _run_now(self, name: str) -> bool:
+        def work(connection: sqlite3.Connection) -> bool:
+            parameters = {"id": name, "queue": self.queue, **self._read_delay_time()}
+            return connection.execute(SQL["run_now"], parameters).rowcount > 0
+
+        return await self._access.write(work, self.topic)
+
+    async def _report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        rows = [
+            {
+                "id": each.receipt.id,
+                "queue": self.queue,
+                "deliveries": each.receipt.deliveries,
+                "progress": each.progress,
+                "note": each.note,
+                "now": self._now(),
+            }
+            for each in reports
+        ]
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.executemany(SQL["report_progress"], rows)
+
+        await self._write_repeatable(work)
+
+    async def _clear_progress(self, ids: Sequence[str]) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(SQL["clear_progress"], {"ids": to_json(ids)})
+
+        await self._write_repeatable(work)
+
+    async def _forget_results(self, older_than: float, limit: int) -> int:
+        return await self._forget_old("forget_results", older_than, limit)
+
+    async def _forget_progress(self, older_than: float) -> None:
+        await self._forget_old("forget_progress", older_than)
+
+    async def _forget_old(self, statement: str, older_than: float, limit: int = 0) -> int:
+        parameters = {"queue": self.queue, "before": self._now() - older_than, "limit": limit}
+
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.execute(SQL[statement], parameters).rowcount
+
+        return await self._access.write(work, self.topic)
+
+    @abstractmethod
+    def _now(self) -> float: ...
+
+    @abstractmethod
+    def _read_delay_time(self) -> dict[str, float]: ...
+
+    @abstractmethod
+    async def _write_repeatable(self, work: Callable[[sqlite3.Connection], T]) -> T: ...
+
+
+def _end_waiting(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> bool:
+    """Take a message out of the table of those that are not claimed: the only place."""
+    return connection.execute(SQL["delete_waiting"], parameters).rowcount > 0
+
+
+def _cancel_claimed(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], time: Mapping[str, float]
+) -> tuple[int, str] | None:
+    """End the claim of a message; return its attempt and the session; None if it is not claimed."""
+    found = _find_place(connection, parameters, OPEN)
+    if found is None:
+        return None
+    row, place = found
+    row.end(connection, place, Ending(_REVOKED, "revoke", REVOKED), time)
+    row.write(connection)
+    return row.messages[place].attempt, row.session
+
+
+def _delete_completed(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> bool:
+    """Forget a completed message, and its result. Its claim still answers settlements."""
+    found = _find_place(connection, parameters, COMPLETED)
+    if found is None:
+        return False
+    row, place = found
+    row.outcomes[place], row.times[place] = FORGOTTEN, None
+    row.write(connection)
+    connection.execute(SQL["delete_result"], parameters)
+    return True
+
+
+def _find_place(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], outcome: str
+) -> tuple[ClaimRow, int] | None:
+    """Return the claim in which a message has an outcome, and its place there."""
+    name = parameters["id"]
+    chosen = {"ids": to_json([name]), "queue": parameters["queue"]}
+    for found in connection.execute(SQL["find_claims"], chosen).fetchall():
+        try:
+            row = ClaimRow.read(found)
+        except Corrupt:
+            # The next end of claims reports it, and sets it aside.
+            continue
+        for place, message in enumerate(row.messages):
+            if message.id == name and row.outcomes[place] == outcome:
+                return row, place
+    return None
