@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
         Misconfigured,
         MissingExtra,
         NewerFormat,
+        NoResult,
         NotFound,
         OutcomeUnknown,
         Unavailable,
@@ -46,8 +47,10 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.events import RebalanceEvent
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
+    from jobsync.queue.backend import MessageInfo
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
+    from jobsync.queue.pull import ClaimedMessage
     from jobsync.queue.usage import UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
@@ -73,6 +76,7 @@ __all__ = [
     "CacheStats",
     "Cancel",
     "ClaimLost",
+    "ClaimedMessage",
     "Components",
     "Conflict",
     "Conflicted",
@@ -102,9 +106,11 @@ __all__ = [
     "JobsyncError",
     "Lock",
     "Membership",
+    "MessageInfo",
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
+    "NoResult",
     "NotFound",
     "OutcomeUnknown",
     "Page",
@@ -165,6 +171,7 @@ _MODULES = {
         "Misconfigured",
         "MissingExtra",
         "NewerFormat",
+        "NoResult",
         "NotFound",
         "OutcomeUnknown",
         "Unavailable",
@@ -177,8 +184,10 @@ _MODULES = {
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
     "jobs.events": ("RebalanceEvent",),
+    "queue.backend": ("MessageInfo",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
+    "queue.pull": ("ClaimedMessage",),
     "queue.usage": ("UsageEstimate",),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),

@@ -1517,7 +1517,8 @@ async def test_one_message_is_shown_in_each_state(
     assert await other.get("id-1") is None
     assert await backend.get("id-99") is None
     claimed = await claim(backend, 4)
-    for message, move in zip(claimed, ("complete", "bury", "cancel", "retry"), strict=True):
+    moves: list[Transition] = ["complete", "bury", "cancel", "retry"]
+    for message, move in zip(claimed, moves, strict=True):
         await settle(backend, message.receipt, move, delay=30)
     states = {}
     for number in range(1, 7):

@@ -23,8 +23,7 @@ A claim ends when it is settled, when it was not extended within its visibility 
 store's clock), or when its session is dead. `end_claims` ends the last two kinds, and anyone may
 call it. Until then the claim stands, even if it is late.
 
-A backend inherits `QueueBackend` and passes the conformance suite. For one message from outside
-see `single_message`.
+A backend inherits `QueueBackend` and passes the conformance suite. See also `single_message`.
 """
 
 from abc import abstractmethod
@@ -236,8 +235,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     progress_note: str = ""
     progress_at: float | None = None
     result: Json = None
-    """What its handler returned, if it is completed."""
-    result_problem: str = ""  # why its result was not kept
+    """What its handler returned, if it is completed; `result_problem` is why it was not kept."""
+    result_problem: str = ""
     cursor: str
     """Pass it as `after` to continue from here."""
 
@@ -448,5 +447,5 @@ class QueueBackend(MessageOperations):
     async def coordinate(self) -> None:
         """Do the coordinator's part whenever this process is elected; return if there is none.
 
-        Called where requests are billed: it saves some.
+        Called where requests are billed.
         """

@@ -1,6 +1,8 @@
 """All queues of a store, for callers that do not know their names; read-only.
 
 `jobsync.queue.sql` reads them from databases, `jobsync.queue.pages` from other stores.
+
+On its own because both implement it.
 """
 
 from abc import ABC, abstractmethod

@@ -2,6 +2,8 @@
 
 On databases messages are rows, see `jobsync.queue.sql`; other stores have them in pages, see
 `jobsync.queue.pages`.
+
+On its own because processes with and without the plugin open queues.
 """
 
 from jobsync.components import Components

@@ -42,8 +42,11 @@ from jobsync.queue.executor import Executor, Handler
 from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
+from jobsync.queue.message_calls import MessageCalls
 from jobsync.queue.message_records import MessageRecords
 from jobsync.queue.opening import open_backend
+from jobsync.queue.progress import ProgressWriter
+from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.usage import UsageEstimate, estimate_usage
@@ -66,7 +69,7 @@ _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
-class QueuePlugin(CoordinatorPlugin):
+class QueuePlugin(CoordinatorPlugin, MessageCalls):
     """A durable queue on a resource: any free process handles the next message.
 
     Args:
@@ -118,7 +121,12 @@ class QueuePlugin(CoordinatorPlugin):
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
         self._executor: Executor | None = None
         self._backend: QueueBackend | None = None
-        self._reporter = QueueReporter(self, on_complete, on_error, timeout)
+        self._progress = ProgressWriter(
+            lambda: self.run_in_background(self._progress.run, "progress"),
+            self._get_backend,
+            lambda: self.database.components.clock,
+        )
+        self._reporter = QueueReporter(self, on_complete, on_error, timeout, self._progress)
         self._workers = LocalWorkers(
             self, self.settings.concurrency, self._build_worker, self._publish
         )
@@ -347,6 +355,8 @@ class QueuePlugin(CoordinatorPlugin):
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""
         self._workers.prepare_stop()
+        if self._pulled is not None:
+            self._pulled.is_stopping = True
 
     @property
     def stop_time(self) -> float:
@@ -358,6 +368,7 @@ class QueuePlugin(CoordinatorPlugin):
         return self._workers.user_code
 
     async def _shut_down(self) -> None:
+        await self._stop_pulled()
         await self._workers.stop()
         if self._executor is not None:
             self._executor.close()
@@ -418,6 +429,16 @@ class QueuePlugin(CoordinatorPlugin):
             self._reporter,
             quota=quota,
             until_empty=until_empty,
+        )
+
+    def _build_pulled(self) -> PulledClaims:
+        return PulledClaims(
+            self._get_backend(),
+            self._get_membership(),
+            self.settings,
+            self._retries,
+            self.database.components,
+            self._reporter,
         )
 
 

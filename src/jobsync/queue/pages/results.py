@@ -2,6 +2,8 @@
 
 A completed message has no value any more, so there is room for a small result. All values and
 results of a page are limited together, because a page is one record.
+
+On its own because `changes` is large, and what reads pages needs it, too.
 """
 
 from collections.abc import Collection

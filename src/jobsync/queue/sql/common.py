@@ -223,11 +223,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         check_finished(state)
         check_age(older_than)
         check_limit(limit)
-        count = await self._forget(state, older_than, limit)
-        if state == "completed" and count < limit:
-            # Not earlier than their messages, which would look as if they had returned nothing.
-            await self._forget_rest(older_than, limit)
-        return count
+        return await self._forget(state, older_than, limit)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100

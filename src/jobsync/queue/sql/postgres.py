@@ -336,7 +336,10 @@ class PostgresBackend(PostgresMessageOperations, SqlBackend):
         ((count,),) = await self._run("forget", {**parameters, "state": state})
         if state != "completed" or count >= limit:
             return int(count)
-        return int(count) + await self._forget_claims(parameters)
+        total = int(count) + await self._forget_claims(parameters)
+        if total < limit:
+            await self._forget_results(older_than, limit)
+        return total
 
     async def _forget_claims(self, parameters: Mapping[str, Any]) -> int:
         """Forget completed messages, and claims that nobody asks about; count the messages."""

@@ -12,7 +12,7 @@ from jobsync.core.messages import REVOKED
 from jobsync.queue.backend import Settlement
 from jobsync.queue.single_message import ProgressReport
 from jobsync.queue.sql.message_rows import encode_error
-from jobsync.queue.sql.single_message import SqlMessageOperations
+from jobsync.queue.sql.single_message import PROGRESS_TTL, SqlMessageOperations
 from jobsync.stores.sql import as_array
 
 __all__ = ["PostgresMessageOperations", "build_results"]
@@ -58,14 +58,17 @@ class PostgresMessageOperations(SqlMessageOperations):
     async def _clear_progress(self, ids: Sequence[str]) -> None:
         await self._run_repeatable("clear_progress", {"ids": as_array(ids)})
 
-    async def _forget_results(self, older_than: float, limit: int) -> int:
-        parameters = {"queue": self.queue, "older_than": float(older_than), "limit": limit}
-        ((count,),) = await self._run("forget_results", parameters)
-        return int(count)
+    async def _forget_results(self, older_than: float, limit: int) -> None:
+        """Remove the results of messages that are forgotten, and reports of dead processes.
 
-    async def _forget_progress(self, older_than: float) -> None:
-        parameters = {"queue": self.queue, "older_than": float(older_than)}
-        await self._run_repeatable("forget_progress", parameters)
+        Not earlier than the messages, which would look as if they had returned nothing.
+        """
+        parameters = {"queue": self.queue, "older_than": float(older_than), "limit": limit}
+        count = limit
+        while count >= limit:
+            ((count,),) = await self._run("forget_results", parameters)
+        kept = max(older_than, PROGRESS_TTL)
+        await self._run_repeatable("forget_progress", {**parameters, "older_than": kept})
 
     def _name(self, name: str) -> dict[str, str]:
         return {"id": name, "queue": self.queue}

@@ -12,9 +12,9 @@ from jobsync.queue.sql.message_rows import read_infos
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.sql import SqlAccess
 
-__all__ = ["SqlMessageOperations"]
+__all__ = ["PROGRESS_TTL", "SqlMessageOperations"]
 
-_PROGRESS_TTL = 86_400.0
+PROGRESS_TTL = 86_400.0
 """Seconds after which a report is removed whose process did not do it."""
 
 _MAX_TRIES = 5
@@ -96,16 +96,8 @@ class SqlMessageOperations(MessageOperations):
 
     def _announce_ends(self, settlements: Sequence[Settlement]) -> None:
         """Wake those who wait for results, if somebody may: most settlements tell nobody."""
-        if self._waiting_for_ends or any(
-            each.result is not None or each.move in {"bury", "cancel"} for each in settlements
-        ):
+        if self._waiting_for_ends or any(each.result is not None for each in settlements):
             self._notifications.wake(self._ends_topic)
-
-    async def _forget_rest(self, older_than: float, limit: int) -> None:
-        """Remove what belongs to completed messages that are forgotten, and lost reports."""
-        while await self._forget_results(older_than, limit) >= limit:
-            pass
-        await self._forget_progress(max(older_than, _PROGRESS_TTL))
 
     async def _is_in(self, states: Collection[str], name: str) -> bool:
         info = await self.get(name)
@@ -130,9 +122,3 @@ class SqlMessageOperations(MessageOperations):
 
     @abstractmethod
     async def _clear_progress(self, ids: Sequence[str]) -> None: ...
-
-    @abstractmethod
-    async def _forget_results(self, older_than: float, limit: int) -> int: ...
-
-    @abstractmethod
-    async def _forget_progress(self, older_than: float) -> None: ...

@@ -35,7 +35,7 @@ from jobsync.queue.sql.sqlite_claims import (
     to_json,
 )
 from jobsync.queue.sql.sqlite_forgetting import forget_completed
-from jobsync.queue.sql.sqlite_messages import SqliteMessageOperations
+from jobsync.queue.sql.sqlite_messages import SqliteMessageOperations, forget_results
 from jobsync.queue.sql.sqlite_reading import find_rows, read_clock, read_delay_clock
 from jobsync.stores.sql import SqliteAccess
 
@@ -355,15 +355,22 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             "before": now - older_than,
             "answered": now - max(older_than, ANSWERS_TTL),
             "limit": limit,
+            "now": now,
         }
 
-        def work(connection: sqlite3.Connection) -> int:
+        def work(connection: sqlite3.Connection) -> tuple[int, int]:
             count = connection.execute(SQL["forget"], parameters).rowcount
-            if state == "completed" and count < limit:
-                count += forget_completed(connection, parameters)
-            return count
+            if state != "completed" or count >= limit:
+                return count, 0
+            count += forget_completed(connection, parameters)
+            return count, forget_results(connection, parameters) if count < limit else 0
 
-        count = await self._access.write(work, self.topic)
+        def forget_more(connection: sqlite3.Connection) -> int:
+            return forget_results(connection, parameters)
+
+        count, results = await self._access.write(work, self.topic)
+        while results >= limit:
+            results = await self._access.write(forget_more, self.topic)
         while state == "completed" and await self._forget_answers(parameters) >= limit:
             pass
         return count

@@ -1,4 +1,7 @@
-"""Forgets messages in the rows of claims that were completed long ago, on SQLite."""
+"""Forgets messages in the rows of claims that were completed long ago, on SQLite.
+
+On its own because `sqlite_claims` is large.
+"""
 
 import sqlite3
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from jobsync.core.messages import REVOKED
 from jobsync.errors import Corrupt
 from jobsync.queue.single_message import ProgressReport
-from jobsync.queue.sql.single_message import SqlMessageOperations
+from jobsync.queue.sql.single_message import PROGRESS_TTL, SqlMessageOperations
 from jobsync.queue.sql.sqlite_claims import (
     COMPLETED,
     FORGOTTEN,
@@ -21,7 +21,7 @@ from jobsync.queue.sql.sqlite_claims import (
 )
 from jobsync.stores.sql import SqliteAccess
 
-__all__ = ["SqliteMessageOperations"]
+__all__ = ["SqliteMessageOperations", "forget_results"]
 
 T = TypeVar("T")
 
@@ -93,20 +93,6 @@ class SqliteMessageOperations(SqlMessageOperations):
 
         await self._write_repeatable(work)
 
-    async def _forget_results(self, older_than: float, limit: int) -> int:
-        return await self._forget_old("forget_results", older_than, limit)
-
-    async def _forget_progress(self, older_than: float) -> None:
-        await self._forget_old("forget_progress", older_than)
-
-    async def _forget_old(self, statement: str, older_than: float, limit: int = 0) -> int:
-        parameters = {"queue": self.queue, "before": self._now() - older_than, "limit": limit}
-
-        def work(connection: sqlite3.Connection) -> int:
-            return connection.execute(SQL[statement], parameters).rowcount
-
-        return await self._access.write(work, self.topic)
-
     @abstractmethod
     def _now(self) -> float: ...
 
@@ -115,6 +101,23 @@ class SqliteMessageOperations(SqlMessageOperations):
 
     @abstractmethod
     async def _write_repeatable(self, work: Callable[[sqlite3.Connection], T]) -> T: ...
+
+
+def forget_results(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> int:
+    """Remove the results of messages that are forgotten, and reports of dead processes.
+
+    Not earlier than the messages, which would look as if they had returned nothing.
+
+    Args:
+        connection: the connection, in a transaction.
+        parameters: `queue`, `limit`, and the times `now` and `before` which messages were finished.
+
+    Returns:
+        How many results were removed.
+    """
+    kept = min(parameters["before"], parameters["now"] - PROGRESS_TTL)
+    connection.execute(SQL["forget_progress"], {**parameters, "before": kept})
+    return connection.execute(SQL["forget_results"], parameters).rowcount
 
 
 def _end_waiting(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> bool:
