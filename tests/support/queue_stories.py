@@ -664,10 +664,10 @@ async def pulled(world: World) -> None:
     await asyncio.sleep(4 * VISIBILITY)
     lost = [message.id for batch in held for message in batch if message.lost]
     require([*map(len, held)] == [5, 5] and not lost, "Q16", f"{held} were claimed, {lost} lost")
+    require(not fleet.started, "Q16", f"handled by others: {fleet.started}")
     for message in held[0]:
         fleet.finished[message.id] += 1
         require(await program.node.run(message.ack()), "Q15", f"{message} was not accepted")
-    require(not fleet.started, "Q16", f"handled by others: {fleet.started}")
     program.node.kill()
     # One suspect at a time and worker.
     await fleet.wait_until_drained(AFTER_DEATH + 5 * PATIENCE)

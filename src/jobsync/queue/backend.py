@@ -445,7 +445,4 @@ class QueueBackend(MessageOperations):
         del fleet
 
     async def coordinate(self) -> None:
-        """Do the coordinator's part whenever this process is elected; return if there is none.
-
-        Called where requests are billed.
-        """
+        """Do the coordinator's part, where requests are billed; return if there is none."""

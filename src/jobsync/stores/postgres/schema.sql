@@ -291,4 +291,4 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
   {schema}.jobsync_message, {schema}.jobsync_claim, {schema}.jobsync_finished,
-  {schema}.jobsync_pause TO {role};
+  {schema}.jobsync_pause, {schema}.jobsync_result, {schema}.jobsync_progress TO {role};
