@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
+from typing import cast
 
 from jobsync.core.clock import Clock, Seconds
 from jobsync.errors import Unavailable, safe_str
@@ -101,10 +102,13 @@ class ProgressWriter:
 
 def _read_number(progress: object) -> float | None:
     """Return a number that every store can hold; None if it is none."""
-    if not isinstance(progress, int | float):
+    # Not `isinstance`, which asks the object: its class may raise anything.
+    if not issubclass(type(progress), int | float):
         return None
     try:
-        number = float(progress)
-    except Exception:  # noqa: BLE001 - a number of the user's may raise anything
+        number = float(cast("float", progress))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a number of the user's may raise anything
         return None
     return number if math.isfinite(number) else None
