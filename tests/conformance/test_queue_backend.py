@@ -1829,3 +1829,39 @@ async def test_messages_of_newer_code_are_not_changed_from_outside(
     info = await backend.get("id-1")
     assert info is not None
     assert (info.state, info.format) == ("waiting", 99)
+
+
+async def test_a_message_that_is_cancelled_while_others_handle_it_ends_once(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Either its handler or the cancel is told that it ended the message, and never both."""
+    other = await location.open("emails")
+    await backend.push(new_messages(*range(40)))
+    settled: set[str] = set()
+
+    async def work() -> None:
+        for number in range(30):
+            messages = await claim(backend, 4)
+            moves: list[Transition] = ["complete", "release"] if number < 15 else ["complete"]
+            answers = await backend.settle(
+                [
+                    Settlement(receipt=each.receipt, move=moves[place % len(moves)])
+                    for place, each in enumerate(messages)
+                ]
+            )
+            for place, (each, is_settled) in enumerate(zip(messages, answers, strict=True)):
+                if is_settled and moves[place % len(moves)] == "complete":
+                    settled.add(each.id)
+
+    async def cancel() -> set[str]:
+        order = random.Random(7).sample(range(40), 20)
+        return {f"id-{n}" for n in order if await other.cancel(f"id-{n}") is not None}
+
+    _, cancelled = await asyncio.gather(work(), cancel())
+    assert settled.isdisjoint(cancelled)
+    assert len(settled) + len(cancelled) == 40
+    counts = await backend.count()
+    assert (counts.get("completed", 0), counts.get("cancelled", 0)) == (
+        len(settled),
+        len(cancelled),
+    )
