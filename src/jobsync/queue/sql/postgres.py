@@ -223,13 +223,13 @@ class PostgresBackend(PostgresMessageOperations, SqlBackend):
         )
 
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
-        with_results = [each for each in batch if each.result is not None]
-        if not with_results:
+        if all(each.result is None for each in batch):
             return await self._settle_plain(batch)
-        plain = [each for each in batch if each.result is None]
-        settled = await self._complete_with_results(with_results)
+        completed = [each for each in batch if each.move == "complete" and not each.error]
+        others = [each for each in batch if each.move != "complete" or each.error]
+        settled = await self._complete_with_results(completed)
         try:
-            return settled | (await self._settle_plain(plain) if plain else set())
+            return settled | (await self._settle_plain(others) if others else set())
         except (Misconfigured, Unavailable) as error:
             raise OutcomeUnknown(self.topic, str(error)) from error
 

@@ -717,7 +717,7 @@ SELECT count(*) FROM gone;
   SELECT p.id, %(queue)s, g.result, g.problem, p.finished FROM places AS p
   JOIN unnest(%(ids)s::text[], %(results)s::text[], %(problems)s::text[])
     AS g (id, result, problem) ON g.id = p.id
-  WHERE p.is_ended ORDER BY p.id
+  WHERE p.is_ended AND (g.result IS NOT NULL OR g.problem <> '') ORDER BY p.id
   ON CONFLICT (id) DO UPDATE
   SET result = excluded.result, problem = excluded.problem, finished = excluded.finished
 )
