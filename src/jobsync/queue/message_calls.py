@@ -26,6 +26,7 @@ class MessageCalls(ABC):
     _workers: LocalWorkers
     _reporter: QueueReporter
     _pulled: PulledClaims | None = None
+    _pulled_task: "asyncio.Task[None] | None" = None
 
     async def get(self, id: str) -> MessageInfo | None:
         """Return a message in any state, with its progress or its result; None if it is unknown.
@@ -126,15 +127,19 @@ class MessageCalls(ABC):
             return []
         if self._pulled is None or self._pulled.ended.is_set():
             self._pulled = self._build_pulled()
-            self.run_in_background(self._pulled.run, "claims")
+            self._pulled_task = self.run_in_background(self._pulled.run, "claims")
         return await self._pulled.claim(limit, wait)
 
-    async def _stop_pulled(self) -> None:
-        """Return the messages that the program has not settled."""
-        pulled, self._pulled = self._pulled, None
-        if pulled is not None:
-            pulled.stop()
-            await pulled.ended.wait()
+    def _stop_pulled(self) -> None:
+        """Start to return the messages that the program has not settled."""
+        if self._pulled is not None:
+            self._pulled.stop(self.database.time_left)
+
+    async def _wait_for_pulled(self) -> None:
+        """Wait until they are returned."""
+        task, self._pulled, self._pulled_task = self._pulled_task, None, None
+        if task is not None:
+            await asyncio.wait([task])
 
     @property
     @abstractmethod

@@ -368,8 +368,9 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         return self._workers.user_code
 
     async def _shut_down(self) -> None:
-        await self._stop_pulled()
+        self._stop_pulled()
         await self._workers.stop()
+        await self._wait_for_pulled()
         if self._executor is not None:
             self._executor.close()
 

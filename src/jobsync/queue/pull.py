@@ -198,8 +198,14 @@ class PulledClaims(ClaimHolder):
                 self._in_flight.lose(delivery, "its process has stopped")
             self.ended.set()
 
-    def stop(self) -> None:
-        """Claim no more, and end."""
+    def stop(self, within: Seconds | None) -> None:
+        """Claim no more, return what is not settled, and end.
+
+        Args:
+            within: seconds that the caller can wait.
+        """
+        if within is not None:
+            self._return_time = min(self._return_time, max(0.0, within))
         self.is_stopping = True
         self._stopping.set()
 
