@@ -38,6 +38,7 @@ if _typing.TYPE_CHECKING:
         Misconfigured,
         MissingExtra,
         NewerFormat,
+        NoResult,
         NotFound,
         OutcomeUnknown,
         Unavailable,
@@ -47,8 +48,10 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.events import RebalanceEvent
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
+    from jobsync.queue.backend import MessageInfo
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
+    from jobsync.queue.pull import ClaimedMessage
     from jobsync.queue.usage import UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
@@ -74,6 +77,7 @@ __all__ = [
     "CacheStats",
     "Cancel",
     "ClaimLost",
+    "ClaimedMessage",
     "Components",
     "Conflict",
     "Conflicted",
@@ -104,9 +108,11 @@ __all__ = [
     "Lock",
     "Membership",
     "MessageClaimLost",
+    "MessageInfo",
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
+    "NoResult",
     "NotFound",
     "OutcomeUnknown",
     "Page",
@@ -168,6 +174,7 @@ _MODULES = {
         "Misconfigured",
         "MissingExtra",
         "NewerFormat",
+        "NoResult",
         "NotFound",
         "OutcomeUnknown",
         "Unavailable",
@@ -180,8 +187,10 @@ _MODULES = {
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
     "jobs.events": ("RebalanceEvent",),
+    "queue.backend": ("MessageInfo",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
+    "queue.pull": ("ClaimedMessage",),
     "queue.usage": ("UsageEstimate",),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),

@@ -6,6 +6,7 @@
     ├── Misconfigured     the setup is wrong: correct the named setting, then start again
     │   └── MissingExtra  a package is not installed: run the command in the message
     ├── NotFound          the thing does not exist: create it first, or ask for another
+    ├── NoResult          a message is dead, cancelled or unknown: do not wait for its result
     ├── Conflict          another writer came first: read again, decide again
     │   └── JobRunning    runs of the job must not overlap: wait for its end
     ├── ClaimLost         another node owns the task: do not do it here
@@ -60,6 +61,7 @@ __all__ = [
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
+    "NoResult",
     "NotFound",
     "OutcomeUnknown",
     "Problem",
@@ -283,6 +285,25 @@ class NotFound(JobsyncError):
         hint = f" Did you mean {self.hint}?" if self.hint else ""
         known = f" Known: {', '.join(self.known)}." if self.known else ""
         return f"There is no {self.kind} {safe_repr(self.name)}.{hint}{known}"
+
+
+class NoResult(JobsyncError):
+    """A message has no result, and will have none: it is dead, cancelled, unknown or forgotten.
+
+    Attributes:
+        id: the message.
+        state: dead, cancelled, unknown, or completed if its result could not be kept.
+        reason: why.
+    """
+
+    def __init__(self, id: str, state: str, reason: str) -> None:
+        super().__init__(id, state, reason)
+        self.id = id
+        self.state = state
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Message {safe_repr(self.id)} has no result, it is {self.state}: {self.reason}."
 
 
 class _RecordError(JobsyncError):

@@ -1,6 +1,7 @@
 """What every queue backend guarantees. A new backend is another case of `location`."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections import Counter
@@ -14,7 +15,7 @@ from queue_locations import PagesQueues, PostgresQueues, QueueLocation, SqliteQu
 from store_locations import MemoryLocation, ObjectsLocation
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
-from jobsync.core.messages import FINISHED, LIVE, Transition
+from jobsync.core.messages import FINISHED, LIVE, REVOKED, Transition
 from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.queue.backend import (
     MAX_MESSAGE,
@@ -25,6 +26,7 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.single_message import ProgressReport, StoredResult
 
 ME, OTHER = "worker-1.a", "worker-2.b"
 
@@ -50,6 +52,8 @@ PAGES_DIFFER = {
     "test_a_redrive_that_fails_halfway_says_so": _STEPS,
     "test_messages_finished_long_ago_are_removed": _HOUR,
     "test_each_message_of_a_claim_is_recorded_separately": _HOUR,
+    "test_results_are_forgotten_with_their_messages": _HOUR,
+    "test_messages_of_newer_code_are_not_changed_from_outside": _WHOLE,
 }
 """Tests that state the ways of a database, and why pages do it in another way.
 
@@ -1501,3 +1505,363 @@ async def test_a_directory_finds_messages_in_any_queue(
     assert await location.open_directory().find(["id-4", "id\0", "id\n", "\ud800"]) == []
     with pytest.raises(Invalid, match="after must not contain NUL"):
         await location.open_directory().list("emails", "queue", after="\0", limit=1)
+
+
+async def test_one_message_is_shown_in_each_state(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """With its own queue only; an unknown id is no error."""
+    await backend.push(new_messages(1, 2, 3, 4, 5))
+    await backend.push(new_messages(6, delay=60))
+    other = await location.open("letters")
+    assert await other.get("id-1") is None
+    assert await backend.get("id-99") is None
+    claimed = await claim(backend, 4)
+    moves: list[Transition] = ["complete", "bury", "cancel", "retry"]
+    for message, move in zip(claimed, moves, strict=True):
+        await settle(backend, message.receipt, move, delay=30)
+    states = {}
+    for number in range(1, 7):
+        info = await backend.get(f"id-{number}")
+        assert info is not None
+        assert (info.id, info.queue) == (f"id-{number}", "emails")
+        states[number] = info.state
+    assert states == {
+        1: "completed",
+        2: "dead",
+        3: "cancelled",
+        4: "waiting",
+        5: "ready",
+        6: "waiting",
+    }
+
+
+@pytest.mark.parametrize("delay", [0, 60, 600])
+async def test_a_message_that_is_not_claimed_is_cancelled(
+    location: QueueLocation, backend: QueueBackend, delay: float
+) -> None:
+    """Nobody claims it any more; it is shown, says why, and is redriven by id with its payload."""
+    await backend.push(new_messages(1, delay=delay))
+    await backend.push(new_messages(2))
+    ended = await backend.cancel("id-1")
+    assert ended is not None
+    assert (ended.id, ended.state, ended.attempt, ended.session) == ("id-1", "cancelled", 0, "")
+    assert await backend.cancel("id-1") is None
+    assert await backend.cancel("id-99") is None
+    location.advance(700)
+    assert values(await claim(backend)) == [2]
+    assert await backend.cancel("id-2") is not None
+    kept = await backend.browse("cancelled")
+    assert [(info.id, info.value, info.errors[-1].error) for info in kept] == [
+        ("id-1", {"n": 1}, REVOKED),
+        ("id-2", {"n": 2}, REVOKED),
+    ]
+    assert await backend.redrive(["id-1"]) == 1
+    message = await take(backend)
+    assert (message.value, message.attempt, message.receipt.deliveries) == ({"n": 1}, 1, 1)
+
+
+@pytest.mark.parametrize("move", ["complete", "cancel", "retry"])
+async def test_the_claim_of_a_cancelled_message_has_ended(
+    backend: QueueBackend, move: Transition
+) -> None:
+    """Its receipt is stale; the other messages of the claim are not touched."""
+    await backend.push(new_messages(1, 2, 3))
+    one, two, three = await claim(backend)
+    await settle(backend, one.receipt)
+    ended = await backend.cancel("id-2")
+    assert ended is not None
+    assert (ended.attempt, ended.session) == (1, ME)
+    assert await backend.extend([two.receipt, three.receipt], 60) == [False, True]
+    assert not await settle(backend, two.receipt, move, delay=5)
+    assert await settle(backend, three.receipt, move, delay=5)
+    info = await backend.get("id-2")
+    assert info is not None
+    assert (info.state, info.value, info.attempts, info.deliveries) == ("cancelled", {"n": 2}, 1, 1)
+    assert [failure.error for failure in info.errors] == [REVOKED]
+    assert await backend.cancel("id-1") is None
+    assert await backend.redrive(["id-2"]) == 1
+    message = await take(backend)
+    assert (message.id, message.attempt, message.receipt.deliveries) == ("id-2", 1, 2)
+    assert not await settle(backend, two.receipt)
+    assert await settle(backend, message.receipt)
+
+
+async def test_a_cancelled_suspect_is_no_suspect_when_it_is_redriven(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """It has done nothing since."""
+    await backend.push(new_messages(1))
+    await claim(backend)
+    await backend.end_claims([ME])
+    assert await backend.cancel("id-1") is not None
+    assert await backend.redrive(["id-1"]) == 1
+    assert (await take(backend)).id == "id-1"
+
+
+async def test_a_message_is_deleted_unless_it_is_claimed(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """In every other state, and for good; the claim of a completed one still answers."""
+    await backend.push(new_messages(1, 2, 3, 4, 5))
+    await backend.push(new_messages(6, delay=600))
+    done, dead, cancelled, claimed = await claim(backend, 4)
+    result = StoredResult('{"rows": 3}')
+    await settle(backend, done.receipt, result=result)
+    await settle(backend, dead.receipt, "bury", error="boom")
+    await settle(backend, cancelled.receipt, "cancel")
+    deleted = {number: await backend.delete(f"id-{number}") for number in (1, 2, 3, 4, 5, 6, 7)}
+    assert deleted == {
+        **dict.fromkeys((1, 2, 3, 5, 6), "deleted"),
+        4: "claimed",
+        7: "absent",
+    }
+    assert await backend.count() == {"claimed": 1}
+    assert await backend.delete("id-1") == "absent"
+    assert await backend.get("id-1") is None
+    assert await settle(backend, claimed.receipt)
+    location.advance(700)
+    assert await claim(backend) == []
+
+
+async def test_a_delay_is_ended_from_outside(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A delay of a push, short or long, and a pause after a failure; nothing else changes."""
+    for number, delay in ((1, 30), (2, 600)):
+        await backend.push(new_messages(number, delay=delay))
+    await backend.push(new_messages(3))
+    failed = await take(backend)
+    await settle(backend, failed.receipt, "retry", delay=300, error="boom")
+    assert await claim(backend) == []
+    for number in (1, 2, 3):
+        assert await backend.run_now(f"id-{number}")
+    claimed = {message.id: message.attempt for message in await claim(backend)}
+    assert claimed == {"id-1": 1, "id-2": 1, "id-3": 2}
+    await backend.push(new_messages(4))
+    for name in ("id-1", "id-4", "id-99"):
+        assert not await backend.run_now(name)
+    assert values([await take(backend)]) == [4]
+
+
+async def test_a_waiting_worker_hears_of_an_ended_delay(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """It need not poll."""
+    await backend.push(new_messages(1, delay=60))
+    await claim(backend)
+    waiting = asyncio.create_task(backend.wait(60))
+    await asyncio.sleep(0)
+    assert await backend.run_now("id-1")
+    async with asyncio.timeout(10):
+        await waiting
+    assert (await take(backend)).id == "id-1"
+
+
+@pytest.mark.parametrize("call", ["cancel", "cancel claimed", "delete", "run_now"])
+async def test_an_operation_whose_reply_was_lost_is_not_done_twice(
+    location: QueueLocation, backend: QueueBackend, call: str
+) -> None:
+    """Pages send it again; a database says that the outcome is unknown, and it is done."""
+    is_claimed = call == "cancel claimed"
+    await backend.push(new_messages(1, delay=0 if is_claimed else 60))
+    if is_claimed:
+        await take(backend)
+    operate = getattr(backend, call.partition(" ")[0])
+    # A claimed message is looked for among the others first.
+    location.faults.lost_replies = 1
+    if heals(location) or (is_claimed and isinstance(location, PostgresQueues)):
+        with contextlib.suppress(OutcomeUnknown):
+            await operate("id-1")
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await operate("id-1")
+    await operate("id-1")
+    info = await backend.get("id-1")
+    if call == "delete":
+        assert info is None
+    elif call == "run_now":
+        assert (await take(backend)).attempt == 1
+    else:
+        assert info is not None
+        assert (info.state, len(info.errors)) == ("cancelled", 1)
+
+
+async def test_progress_is_shown_while_its_claim_lasts(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """The latest one; with the next renewal where requests are billed. No later claim shows it."""
+    await backend.push(new_messages(1, 2))
+    one, two = await claim(backend)
+    for progress, note in ((0.2, ""), (0.4, 'rows "400" of \\ 1.000 für Ämter')):
+        await backend.report_progress([ProgressReport(one.receipt, progress, note)])
+    await backend.extend([one.receipt, two.receipt], 60)
+    info, other = await backend.get("id-1"), await backend.get("id-2")
+    assert info is not None
+    assert other is not None
+    assert (info.progress, info.progress_note) == (0.4, 'rows "400" of \\ 1.000 für Ämter')
+    assert info.progress_at is not None
+    assert abs(info.progress_at - info.seen) < 60
+    assert other.progress is None
+    (found,) = await location.open_directory().find(["id-1"])
+    assert found.progress == 0.4
+    await settle(backend, one.receipt, "retry", error="boom")
+    again = await take(backend)
+    # A late report of the claim before.
+    await backend.report_progress([ProgressReport(one.receipt, 0.9, "")])
+    await backend.extend([again.receipt], 60)
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.state, info.progress, info.progress_note) == ("claimed", None, "")
+    await backend.report_progress([ProgressReport(again.receipt, 0.1, "")])
+    await backend.report_progress([ProgressReport(one.receipt, 0.9, "")])
+    await settle(backend, again.receipt)
+    await backend.clear_progress(["id-1"])
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.state, info.progress) == ("completed", None)
+
+
+async def test_a_result_is_kept_with_its_completed_message(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Beside messages without one, and with the reason if it could not be kept."""
+    await backend.push(new_messages(1, 2, 3, 4))
+    messages = await claim(backend)
+    value = {"rows": [1, 2.5, None, 'Zeile \n \\ " für'], "ok": True}
+    results = [
+        StoredResult(msgspec.json.encode(value).decode()),
+        None,
+        StoredResult(None, "it is too large"),
+        StoredResult("0"),
+    ]
+    settlements = [
+        Settlement(receipt=message.receipt, move="complete", result=result)
+        for message, result in zip(messages, results, strict=True)
+    ]
+    assert await backend.settle(settlements) == [True] * 4
+    assert await backend.settle(settlements) == [True] * 4
+    found = {}
+    for number in range(1, 5):
+        info = await backend.get(f"id-{number}")
+        assert info is not None
+        assert info.state == "completed"
+        found[number] = (info.result, info.result_problem)
+    assert found == {1: (value, ""), 2: (None, ""), 3: (None, "it is too large"), 4: (0, "")}
+
+
+async def test_only_the_claim_that_completes_a_message_leaves_its_result(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A stale one does not, nor does a settlement whose reply was lost change it."""
+    await backend.push(new_messages(1))
+    stale = await take(backend)
+    await backend.end_claims([ME])
+    message = await take(backend, suspects=True)
+    assert not await settle(backend, stale.receipt, result=StoredResult('"stale"'))
+    location.faults.lost_replies = 2
+    assert await settle(backend, message.receipt, result=StoredResult('"right"'))
+    assert not await settle(backend, stale.receipt, result=StoredResult('"stale"'))
+    info = await backend.get("id-1")
+    assert info is not None
+    assert info.result == "right"
+
+
+async def test_settlements_with_and_without_results_share_a_batch(backend: QueueBackend) -> None:
+    """Some of them fail, others return something, and all are settled."""
+    await backend.push(new_messages(1, 2, 3))
+    one, two, three = await claim(backend)
+    batch = [
+        Settlement(receipt=one.receipt, move="retry", delay=60, error="boom"),
+        Settlement(receipt=two.receipt, move="complete", result=StoredResult("[2]")),
+        Settlement(receipt=three.receipt, move="complete"),
+    ]
+    assert await backend.settle(batch) == [True] * 3
+    assert await backend.count() == {"waiting": 1, "completed": 2}
+    info = await backend.get("id-2")
+    assert info is not None
+    assert info.result == [2]
+
+
+async def test_results_are_forgotten_with_their_messages(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Not earlier, and not later."""
+    await backend.push(new_messages(1))
+    message = await take(backend)
+    await settle(backend, message.receipt, result=StoredResult("[1]"))
+    location.advance(100)
+    assert await backend.forget("completed", older_than=200) == 0
+    info = await backend.get("id-1")
+    assert info is not None
+    assert info.result == [1]
+    location.advance(200)
+    assert await backend.forget("completed", older_than=200) == 1
+    assert await backend.get("id-1") is None
+    assert isinstance(location, PostgresQueues | SqliteQueues)
+    assert location.execute("SELECT count(*) FROM {}.jobsync_result")[0][0] == 0
+
+
+async def test_those_who_wait_for_an_end_are_woken_by_a_result(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Of another backend, too; a store that does not tell returns after the time."""
+    other = await location.open("emails")
+    await backend.push(new_messages(1))
+    message = await take(backend)
+    is_told = not heals(location)
+    waiting = asyncio.create_task(other.wait_for_end(60 if is_told else 0.01))
+    await asyncio.sleep(0.05)
+    await settle(backend, message.receipt, result=StoredResult("[1]"))
+    async with asyncio.timeout(20):
+        await waiting
+
+
+async def test_messages_of_newer_code_are_not_changed_from_outside(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Nobody here knows what else that would have to change."""
+    await backend.push(new_messages(1, delay=60))
+    location.overwrite("jobsync_message", "id-1", format=99)
+    assert await backend.cancel("id-1") is None
+    assert await backend.delete("id-1") == "absent"
+    assert not await backend.run_now("id-1")
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.state, info.format) == ("waiting", 99)
+
+
+async def test_a_message_that_is_cancelled_while_others_handle_it_ends_once(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Either its handler or the cancel is told that it ended the message, and never both."""
+    other = await location.open("emails")
+    await backend.push(new_messages(*range(40)))
+    settled: set[str] = set()
+
+    async def work() -> None:
+        for number in range(30):
+            messages = await claim(backend, 4)
+            moves: list[Transition] = ["complete", "release"] if number < 15 else ["complete"]
+            answers = await backend.settle(
+                [
+                    Settlement(receipt=each.receipt, move=moves[place % len(moves)])
+                    for place, each in enumerate(messages)
+                ]
+            )
+            for place, (each, is_settled) in enumerate(zip(messages, answers, strict=True)):
+                if is_settled and moves[place % len(moves)] == "complete":
+                    settled.add(each.id)
+
+    async def cancel() -> set[str]:
+        order = random.Random(7).sample(range(40), 20)
+        return {f"id-{n}" for n in order if await other.cancel(f"id-{n}") is not None}
+
+    _, cancelled = await asyncio.gather(work(), cancel())
+    assert settled.isdisjoint(cancelled)
+    assert len(settled) + len(cancelled) == 40
+    counts = await backend.count()
+    assert (counts.get("completed", 0), counts.get("cancelled", 0)) == (
+        len(settled),
+        len(cancelled),
+    )

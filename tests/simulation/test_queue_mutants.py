@@ -30,9 +30,10 @@ from jobsync.queue.handler_slots import HandlerSlots
 from jobsync.queue.in_flight import Delivery, InFlight
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.plugin import QueuePlugin
+from jobsync.queue.pull import ClaimedMessage, PulledClaims
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.shutdown import Shutdown, wait_for_change
-from jobsync.queue.sql import sqlite, sqlite_claims
+from jobsync.queue.sql import sqlite, sqlite_claims, sqlite_messages
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.queue.sql.sqlite_places import SQL
@@ -281,7 +282,7 @@ def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
 
 def delays_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
     """Delays end when the wall clock says so, although it may be set."""
-    patch.setattr(sqlite, "_read_delay_clock", lambda clock: (0, clock.wall().seconds))
+    patch.setattr(sqlite, "read_delay_clock", lambda clock: (0, clock.wall().seconds))
 
 
 def delays_again_after_a_reboot(patch: pytest.MonkeyPatch) -> None:
@@ -632,6 +633,52 @@ def suspects_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(SQL, "put_back", SQL["put_back"].replace(":suspect", before))
 
 
+def cancels_beside_the_claim(patch: pytest.MonkeyPatch) -> None:
+    """A claimed message is cancelled, and its claim stands."""
+    patch.setattr(sqlite_claims.ClaimRow, "write", lambda *_: None)
+
+
+def cancels_without_a_trace(patch: pytest.MonkeyPatch) -> None:
+    """A message that was cancelled from outside does not say so."""
+    patch.setattr(sqlite_messages, "add_failure", lambda errors, *_: errors)
+
+
+def deletes_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
+    """A message is deleted although a handler runs."""
+    patch.setattr(sqlite_messages, "COMPLETED", sqlite_claims.OPEN)
+
+
+def hurries_nothing(patch: pytest.MonkeyPatch) -> None:
+    """The end of a delay is reported, and is an hour away."""
+    late = SQL["run_now"].replace("wakes = :mono", "wakes = :mono + 3600", 1)
+    patch.setitem(SQL, "run_now", late)
+
+
+def renews_in_vain(patch: pytest.MonkeyPatch) -> None:
+    """A worker does not look whether the claims that it renews still stand."""
+
+    async def extend(self: InFlight, due: Sequence[Delivery], seconds: float) -> None:
+        sent = self._clock.mono() + min(0.0, seconds - self._visibility)
+        await self._backend.extend([each.message.receipt for each in due], seconds)
+        for delivery in due:
+            delivery.sent = max(delivery.sent, sent)
+
+    patch.setattr(InFlight, "_extend", extend)
+
+
+def forgets_to_renew_what_was_pulled(patch: pytest.MonkeyPatch) -> None:
+    """The claims of a program that owns its loop lapse while it holds them."""
+
+    async def claim(self: PulledClaims, limit: int, wait: float) -> list[ClaimedMessage]:
+        claimed = await pull(self, limit, wait)
+        for delivery in list(self._in_flight):
+            self._in_flight.remove(delivery)
+        return claimed
+
+    pull = PulledClaims.claim
+    patch.setattr(PulledClaims, "claim", claim)
+
+
 KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
     settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
@@ -687,6 +734,12 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     suspects_for_ever: (queue_stories.lost_replies, 0, "Q11"),
     cancels_no_step_of_a_disconnect: (queue_stories.stops_in_silence, 0, "Q22"),
     leaves_no_step_of_a_disconnect_behind: (queue_stories.stops_with_hooks, 0, "Q21"),
+    cancels_beside_the_claim: (queue_stories.revoked, 0, "Q3"),
+    cancels_without_a_trace: (queue_stories.revoked, 0, "Q12"),
+    deletes_what_is_claimed: (queue_stories.revoked, 0, "Q1"),
+    hurries_nothing: (queue_stories.revoked, 0, "Q8"),
+    renews_in_vain: (queue_stories.revoked, 0, "Q14"),
+    forgets_to_renew_what_was_pulled: (queue_stories.pulled, 0, "Q16"),
 }
 """For each mutant a story and a seed that catch it, and the invariant that it violates."""
 

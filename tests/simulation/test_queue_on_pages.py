@@ -312,8 +312,8 @@ def returns_by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     def move_to(message: PageMessage, state: Any, now: float, delay: float) -> PageMessage:
         return was(message, state, now, delay or 1e-6)
 
-    was = changes._move_to
-    patch.setattr(changes, "_move_to", move_to)
+    was = changes.move_to
+    patch.setattr(changes, "move_to", move_to)
 
 
 def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:

@@ -361,7 +361,7 @@ _LOOK = 0.2
 """Seconds after which a plain function looks whether it should stop."""
 _SETTLED_BY: Mapping[str, Sequence[str]] = {
     MessageCompleted.name: ("complete",),
-    MessageCancelled.name: ("cancel",),
+    MessageCancelled.name: ("cancel", "revoke"),
     MessageDead.name: ("bury",),
     MessageRetried.name: ("retry",),
     MessageReturned.name: ("release", "snooze"),
@@ -543,7 +543,8 @@ class QueueFleet:
             world.violations.append(Violation("Q2", found))
         is_claimed = row is not None and row["state"] == "claimed"
         stands = is_claimed and row is not None and row["deliveries"] == context.epoch
-        if not stands and self._trusts_clocks and process.is_awake:
+        is_revoked = row is not None and ":revoke" in row.get("trail", "").partition(" ")[0]
+        if not (stands or is_revoked) and self._trusts_clocks and process.is_awake:
             found = f"{context.id}: a handler started without a claim: {row}"
             world.violations.append(Violation("Q14", found))
 
@@ -708,7 +709,9 @@ class QueueFleet:
             if handler is not None and handler.stopping_since is None:
                 found = f"{facts['id']}: returned by {handler.node.name}, which does not stop"
                 yield Violation("Q20", found)
-        yield from self._find_stale_handlers(*delivery)
+        if move != "revoke":
+            # Of a cancel from outside its handler hears at the next renewal.
+            yield from self._find_stale_handlers(*delivery)
 
     def _check_removal(self, done: Occurrence, before: Mapping[str, Any]) -> Iterator[Violation]:
         """Check that a finished message was kept for its time, unless somebody purges it."""

@@ -206,7 +206,8 @@ class SqliteQueues:
             connection.execute(
                 "UPDATE jobsync_message SET due = due - ?, wakes = wakes - ?", [seconds, seconds]
             )
-            connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
+            for table in ("jobsync_finished", "jobsync_result"):
+                connection.execute(f"UPDATE {table} SET finished = finished - ?", [seconds])
             connection.execute("UPDATE jobsync_key SET held_until = held_until - ?", [seconds])
             connection.execute("UPDATE jobsync_limit SET refilled = refilled - ?", [seconds])
             times = ", ".join(
@@ -296,7 +297,8 @@ class PostgresQueues:
         """Advance the time of all messages."""
         by = f"interval '{seconds} seconds'"
         self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
-        self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
+        for table in ("jobsync_finished", "jobsync_result"):
+            self._location.execute(f"UPDATE {{}}.{table} SET finished = finished - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_key SET held_until = held_until - {by}")
         self._location.execute(f"UPDATE {{}}.jobsync_limit SET refilled = refilled - {by}")
         arrays = ", ".join(

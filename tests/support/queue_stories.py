@@ -13,7 +13,7 @@ from typing import Any
 from queue_fleet import BEAT, LETTERS, PARCELS, TIMEOUT, Batch, QueueFleet, QueueProcess
 from waiting import until
 
-from jobsync import OutcomeUnknown, Unavailable
+from jobsync import Invalid, OutcomeUnknown, Unavailable
 from jobsync.core.clock import Clock
 from jobsync.testing import (
     NodeClock,
@@ -59,10 +59,12 @@ __all__ = [
     "poison",
     "power_fails",
     "power_off",
+    "pulled",
     "rebooted",
     "redriven",
     "renewed_late",
     "retained",
+    "revoked",
     "settled_again",
     "settled_late",
     "slow",
@@ -87,6 +89,8 @@ AFTER_DEATH = TIMEOUT + BEAT + 1
 """Seconds within which a killed worker's messages start elsewhere."""
 AFTER_LAPSE = VISIBILITY + BEAT + 1
 """Likewise for a worker that lives and does not renew."""
+AFTER_CANCEL = 10.0
+"""Seconds within which a handler hears that its message was cancelled, if claims last so long."""
 PATIENCE = VISIBILITY / 3
 """Seconds for which a worker leaves a suspect alone."""
 ON_TIME = 2.0
@@ -613,6 +617,64 @@ async def paused(world: World) -> None:
     fleet.expect_drained()
 
 
+async def revoked(world: World) -> None:
+    """Somebody cancels, deletes and hurries messages, whose handlers hear of it in time."""
+    fleet = start_fleet(world, visibility_timeout=10.0)
+    kinds = ("quick", "long", "fail", "snooze", "long", "nack")
+    messages = [fleet.build_message(kinds[at % 6], 2.0 + 20.0 * (at % 2), 1) for at in range(36)]
+    delays = (0.0, 0.0, 30.0, 200.0)
+    await send(
+        fleet, *[Batch([each], 0.2, delay=delays[at % 4]) for at, each in enumerate(messages)]
+    )
+    producer = fleet.find_process("producer")
+    queue = producer.queue
+    assert queue is not None
+    for link in producer.node.links:
+        link.weather = Weather(lost=0.1, refused=0.1, unanswered=0.1)
+    ended: set[str] = set()
+    for name in world.dice.sample(fleet.acknowledged, 24):
+        await asyncio.sleep(world.dice.uniform(0, 2))
+        operate = world.dice.choice((queue.cancel, queue.cancel, queue.delete, queue.run_now))
+        with contextlib.suppress(Invalid, OutcomeUnknown, Unavailable):
+            if await operate(name) and operate == queue.cancel:
+                ended.add(name)
+    mend(world)
+    # A claim is renewed after a third of its time; whether that is due is checked each sixth.
+    await asyncio.sleep(AFTER_CANCEL)
+    running = {name for name, _ in fleet.handled_now} & ended
+    require(not running, "Q14", f"handlers of cancelled messages still run: {running}")
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    states = fleet.count_states()
+    require(states.get("cancelled", 0) >= len(ended), "Q10", f"there are {states}")
+
+
+async def pulled(world: World) -> None:
+    """A program holds its claims for four visibility timeouts, settles some, and dies with others.
+
+    Nobody else gets any of them before.
+    """
+    fleet = QueueFleet(world)
+    await send(fleet, Batch([fleet.build_message("quick", 0.5) for _ in range(10)]))
+    program = fleet.find_process("producer")
+    assert program.queue is not None
+    held = [await program.node.run(program.queue.claim(5)) for _ in range(2)]
+    for name in "ab":
+        fleet.add_worker(name)
+    await asyncio.sleep(4 * VISIBILITY)
+    lost = [message.id for batch in held for message in batch if message.lost]
+    require([*map(len, held)] == [5, 5] and not lost, "Q16", f"{held} were claimed, {lost} lost")
+    require(not fleet.started, "Q16", f"handled by others: {fleet.started}")
+    for message in held[0]:
+        fleet.finished[message.id] += 1
+        require(await program.node.run(message.ack()), "Q15", f"{message} was not accepted")
+    program.node.kill()
+    # One suspect at a time and worker.
+    await fleet.wait_until_drained(AFTER_DEATH + 5 * PATIENCE)
+    fleet.expect_drained()
+    require(len(fleet.started) == 5, "Q16", f"handled by others: {fleet.started}")
+
+
 async def delays(world: World) -> None:
     """Delays are as long as requested, even if the database's wall clock is set forward or back.
 
@@ -932,4 +994,6 @@ STORIES: tuple[Story, ...] = (
     retained,
     power_fails,
     paused,
+    revoked,
+    pulled,
 )

@@ -21,6 +21,7 @@ from jobsync.errors import (
     Misconfigured,
     MissingExtra,
     NewerFormat,
+    NoResult,
     NotFound,
     OutcomeUnknown,
     Problem,
@@ -41,6 +42,7 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
         MissingExtra("s3", "obstore", "s3"),
         "url needs the package 'obstore' (got 's3://…'). Run: pip install 'jobsync-fleet[s3]'",
     ),
+    (NoResult("a", "dead", "boom"), "Message 'a' has no result, it is dead: boom."),
     (NotFound("queue", "a"), "There is no queue 'a'."),
     (NotFound("queue", "a", ["b", "c"]), "There is no queue 'a'. Known: b, c."),
     (

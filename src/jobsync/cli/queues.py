@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from jobsync.cli.options import (
+    FAILED,
     after_option,
     json_option,
     limit_option,
@@ -56,7 +57,7 @@ queue_argument = click.argument("queue", envvar="JOBSYNC_QUEUE")
 
 @click.group()
 def queues() -> None:
-    """Show queues and their messages; pause, resume and purge queues.
+    """Show queues and their messages; pause and purge queues; cancel, delete or hurry a message.
 
     The name of a QUEUE is its resource, or NAMESPACE/RESOURCE.
     """
@@ -183,6 +184,59 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     """
     name, count = _run_on_queue(url, queue, lambda backend: backend.redrive(ids or None))
     _show_change(name, "redriven", messages=count, as_json=as_json)
+
+
+id_argument = click.argument("message_id", metavar="ID")
+
+
+@queues.command()
+@queue_argument
+@id_argument
+@url_option
+@json_option
+def cancel(url: str | None, queue: str, message_id: str, *, as_json: bool) -> None:
+    """Cancel the message ID of QUEUE, so that nobody handles it.
+
+    If it is claimed, its claim ends: its handler hears of it at the next renewal at the latest.
+    Cancelled messages are kept; redrive them by their ID.
+    """
+    name, ended = _run_on_queue(url, queue, lambda backend: backend.cancel(message_id))
+    what = "not cancelled: unknown or finished" if ended is None else "cancelled"
+    _show_message_change(name, message_id, what, as_json=as_json, is_done=ended is not None)
+
+
+@queues.command()
+@queue_argument
+@id_argument
+@option("--yes", is_flag=True, envvar="JOBSYNC_YES", help="Remove without asking.")
+@url_option
+@json_option
+def delete(url: str | None, queue: str, message_id: str, *, yes: bool, as_json: bool) -> None:
+    """Remove the message ID of QUEUE permanently, unless it is claimed.
+
+    Asks for confirmation first.
+    """
+    if not yes:
+        _confirm(f"Remove message {message_id} of {queue} permanently?")
+    name, answer = _run_on_queue(url, queue, lambda backend: backend.delete(message_id))
+    if answer == "claimed":
+        problem = "cannot be deleted while it is claimed"
+        fix = f"run first: jobsync queues cancel {name} {message_id}"
+        raise Invalid("ID", message_id, problem, fix)
+    what = "deleted" if answer == "deleted" else "not deleted: unknown"
+    _show_message_change(name, message_id, what, as_json=as_json, is_done=answer == "deleted")
+
+
+@queues.command("run-now")
+@queue_argument
+@id_argument
+@url_option
+@json_option
+def run_now(url: str | None, queue: str, message_id: str, *, as_json: bool) -> None:
+    """End the delay of the message ID of QUEUE, or its pause after a failure."""
+    name, has_changed = _run_on_queue(url, queue, lambda backend: backend.run_now(message_id))
+    what = "due now" if has_changed else "unchanged: it does not wait"
+    _show_message_change(name, message_id, what, as_json=as_json, is_done=has_changed)
 
 
 @click.command()
@@ -382,3 +436,12 @@ def _confirm(question: str) -> None:
 def _show_change(queue: str, what: str, *, as_json: bool, **numbers: int) -> None:
     row = {"queue": queue, "what": what, **numbers}
     show_rows(list(row), [row], as_json=as_json)
+
+
+def _show_message_change(
+    queue: str, message_id: str, what: str, *, as_json: bool, is_done: bool
+) -> None:
+    """Print what became of a message; exit with an error if nothing was done."""
+    row = {"queue": queue, "id": message_id, "what": what}
+    show_rows(list(row), [row], as_json=as_json)
+    raise SystemExit(0 if is_done else FAILED)

@@ -99,6 +99,13 @@ def _describe_message(status: MessageStatus) -> list[tuple[str, str]]:
             for failure in message.errors
         ),
     ]
+    if message.progress is not None and message.progress_at is not None:
+        from jobsync.status.why import describe_progress
+
+        text = describe_progress(message.progress, message.progress_note)
+        facts.append(("progress", f"{format_time(message.progress_at)} {text}"))
+    if message.result_problem:
+        facts.append(("result", f"not kept: {message.result_problem}"))
     if status.holder is not None:
         holder = status.holder
         facts.append(("holder", f"{holder.worker_id} on {holder.host}, process {holder.pid}"))

@@ -6,6 +6,7 @@ A message is in one state at a time, and changes only by these transitions:
     claim      ready, waiting ──▶ claimed
     complete   claimed ──▶ completed
     cancel     claimed ──▶ cancelled
+    revoke     ready, waiting, claimed ──▶ cancelled      somebody else does not want it any more
     retry      claimed ──▶ waiting      after a failure, with a pause
     bury       claimed ──▶ dead         after the last failure
     release    claimed ──▶ waiting      returned without being handled: no attempt is counted
@@ -41,6 +42,7 @@ __all__ = [
     "LAPSED",
     "LIVE",
     "LONGEST_ERROR",
+    "REVOKED",
     "SPARED",
     "TRANSITIONS",
     "Cancel",
@@ -74,6 +76,9 @@ LAPSED = "nobody settled it: its worker died, or did not renew its claim in time
 SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 """The error stored for a claim that was ended while other messages were in flight."""
 
+REVOKED = "it was cancelled from outside"
+"""The error stored for a message that was not cancelled by its handler."""
+
 LONGEST_ERROR = 2000
 """The most characters of a stored error."""
 
@@ -81,6 +86,7 @@ Transition: TypeAlias = Literal[
     "claim",
     "complete",
     "cancel",
+    "revoke",
     "retry",
     "bury",
     "release",
@@ -107,6 +113,7 @@ TRANSITIONS: Mapping[Transition, TransitionRule] = {
     "claim": TransitionRule(("ready", "waiting"), "claimed"),
     "complete": TransitionRule(("claimed",), "completed"),
     "cancel": TransitionRule(("claimed",), "cancelled"),
+    "revoke": TransitionRule(("ready", "waiting", "claimed"), "cancelled"),
     "retry": TransitionRule(("claimed",), "waiting"),
     "bury": TransitionRule(("claimed",), "dead"),
     "release": TransitionRule(("claimed",), "waiting", returns=True),

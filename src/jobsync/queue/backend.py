@@ -23,10 +23,10 @@ A claim ends when it is settled, when it was not extended within its visibility 
 store's clock), or when its session is dead. `end_claims` ends the last two kinds, and anyone may
 call it. Until then the claim stands, even if it is late.
 
-A backend inherits `QueueBackend` and passes the conformance suite.
+A backend inherits `QueueBackend` and passes the conformance suite. See also `single_message`.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -43,6 +43,7 @@ from jobsync.queue.message import (
     NewMessage,
     Receipt,
 )
+from jobsync.queue.single_message import MessageOperations, StoredResult
 
 if TYPE_CHECKING:
     from jobsync.queue.fleet import QueueFleet
@@ -116,6 +117,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds before the next delivery, if there is one."""
     error: str = ""
     """The error, if there was one; stored with the message."""
+    result: StoredResult | None = None
+    """What the handler of a completed message returned; None for nothing."""
 
     def __post_init__(self) -> None:
         if self.move not in _ENDINGS:
@@ -157,7 +160,7 @@ class SeenKeys(NamedTuple):
         return not self.last
 
 
-class QueueBackend(ABC):
+class QueueBackend(MessageOperations):
     """The messages of one queue.
 
     Attributes:
@@ -356,8 +359,4 @@ class QueueBackend(ABC):
         del fleet
 
     async def coordinate(self) -> None:
-        """Do the coordinator's part whenever this process is elected; return if there is none.
-
-        Called where requests are billed: it saves some.
-        """
-        return
+        """Do the coordinator's part, where requests are billed; return if there is none."""

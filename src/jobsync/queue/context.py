@@ -43,7 +43,7 @@ class ClaimOwner(Protocol):
         """Return a transaction that completes the message."""
         ...
 
-    def report_progress(self, message: Message, progress: float) -> None:
+    def report_progress(self, message: Message, progress: float, note: str) -> None:
         """Report how far a handler is."""
         ...
 
@@ -99,7 +99,7 @@ class Context:
         return await self._owner.extend(self._message, seconds)
 
     async def ack(self, result: Json = None) -> bool:
-        """Complete the message; False means that the claim was lost before."""
+        """Complete the message, and keep the result; False means that the claim was lost before."""
         return await self.settle(Completed(result))
 
     async def nack(self, error: object = "not acknowledged") -> bool:
@@ -136,9 +136,14 @@ class Context:
         """Return a transaction for a plain function."""
         return self._owner.open_transaction(self._message, timeout, is_blocking=True)
 
-    def progress(self, progress: float) -> None:
-        """Report how far the handler is, as an event."""
-        self._owner.report_progress(self._message, progress)
+    def progress(self, progress: float, note: str = "") -> None:
+        """Report how far the handler is, from 0 to 1, with a note for people.
+
+        It becomes an event, and is stored about once a second while the claim lasts: `jobsync why`
+        and `queue.get(id)` show it. Where requests are billed, it is stored with the renewals of
+        the claim. What cannot be stored, such as a value that is not a number, is only an event.
+        """
+        self._owner.report_progress(self._message, progress, note)
 
 
 class BlockingContext:
@@ -221,6 +226,6 @@ class BlockingContext:
             raise
         return running.result()
 
-    def progress(self, progress: float) -> None:
-        """Report how far the handler is, as an event."""
-        self._loop.call_soon_threadsafe(self._context.progress, progress)
+    def progress(self, progress: float, note: str = "") -> None:
+        """Report how far the handler is, from 0 to 1, with a note for people: see `Context`."""
+        self._loop.call_soon_threadsafe(self._context.progress, progress, note)

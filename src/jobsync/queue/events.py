@@ -20,6 +20,7 @@ __all__ = [
     "NewerMessages",
     "QueueError",
     "QueueStats",
+    "ResultDropped",
     "TicketsPublished",
     "WorkersStarted",
     "WorkersStopped",
@@ -80,7 +81,7 @@ class MessageDead(_MessageEvent, frozen=True, kw_only=True):
 
 
 class MessageCancelled(_MessageEvent, frozen=True, kw_only=True):
-    """Its handler returned `Cancel`: the message is not handled any more."""
+    """Its handler returned `Cancel`, or this process cancelled it: nobody handles it any more."""
 
     name: ClassVar[str] = "plg:queue:message-cancelled"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-cancelled",)
@@ -125,6 +126,17 @@ class MessageProgressed(_MessageEvent, frozen=True, kw_only=True):
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-progress",)
 
     progress: float
+    note: str = ""
+
+
+class ResultDropped(_MessageEvent, frozen=True, kw_only=True):
+    """A message was completed, and what its handler returned is not kept: see `reason`."""
+
+    name: ClassVar[str] = "plg:queue:result-dropped"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:result-dropped",)
+    level: ClassVar[int] = logging.INFO
+
+    reason: str
 
 
 class HandlerOverran(_MessageEvent, frozen=True, kw_only=True):

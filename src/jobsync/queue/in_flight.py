@@ -224,6 +224,16 @@ class InFlight:
         await self._extend([delivery], seconds)
         return not delivery.is_lost
 
+    async def confirm(self, name: str) -> None:
+        """Ask the store whether the claim of a message stands; lose it if it does not.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        delivery = self._deliveries.get(name)
+        if delivery is not None and not (delivery.is_lost or delivery.is_settling):
+            await self._extend([delivery], self._visibility)
+
     async def watch(self) -> None:
         """Lose claims that were not renewed in time, also while an answer is awaited."""
         while True:

@@ -137,6 +137,11 @@ class LocalWorkers:
         if self._background is not None:
             self._background.wake()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is claimed in this process."""
+        return self._is_paused
+
     def pause(self, *, is_paused: bool) -> None:
         """Claim nothing in this process, or claim again; running handlers continue."""
         self._is_paused = is_paused
@@ -159,6 +164,11 @@ class LocalWorkers:
         """Check the claims of dead workers again in an interval."""
         for worker in self._all:
             worker.look_for_late_claims()
+
+    async def confirm(self, name: str) -> None:
+        """Find out whether the claim of a message still stands, if a worker here has it."""
+        for worker in list(self._all):
+            await worker.confirm(name)
 
     async def drain(
         self,

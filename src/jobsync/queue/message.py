@@ -134,5 +134,12 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     group: str | None = None
     """Its group, whose messages are handled one at a time and in order."""
+    progress: float | None = None
+    """How far its handler is, as it has reported. Only `get` reads this, and what follows."""
+    progress_note: str = ""
+    progress_at: float | None = None
+    result: Json = None
+    """What its handler returned, if it is completed; `result_problem` is why it was not kept."""
+    result_problem: str = ""
     cursor: str
     """Pass it as `after` to continue from here."""

@@ -3,6 +3,8 @@
 On its own because it imports every backend, and is imported by all who use one. On databases
 messages are rows, see `jobsync.queue.sql`; other stores have them in pages, see
 `jobsync.queue.pages`.
+
+On its own because processes with and without the plugin open queues.
 """
 
 from jobsync.components import Components

@@ -31,7 +31,6 @@ from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
 from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import (
-    MessageInfo,
     QueueBackend,
     QueuePart,
     name_queue,
@@ -42,9 +41,12 @@ from jobsync.queue.executor import Executor, Handler
 from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
+from jobsync.queue.message_calls import PENDING, MessageCalls
 from jobsync.queue.message_records import MessageRecords
 from jobsync.queue.opening import open_backend
 from jobsync.queue.placing import check_order
+from jobsync.queue.progress import ProgressWriter
+from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.usage import UsageEstimate, estimate_usage
@@ -56,9 +58,8 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 _H = TypeVar("_H", bound=Handler)
 
-_PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
-    "pending": _PENDING,
+    "pending": PENDING,
     "processing": ("claimed",),
     "all": (*LIVE, *FINISHED),
     **{state: (state,) for state in (*LIVE, *FINISHED)},
@@ -67,7 +68,7 @@ _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
-class QueuePlugin(CoordinatorPlugin):
+class QueuePlugin(CoordinatorPlugin, MessageCalls):
     """A durable queue on a resource: any free process handles the next message.
 
     Args:
@@ -119,7 +120,12 @@ class QueuePlugin(CoordinatorPlugin):
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
         self._executor: Executor | None = None
         self._backend: QueueBackend | None = None
-        self._reporter = QueueReporter(self, on_complete, on_error, timeout)
+        self._progress = ProgressWriter(
+            lambda: self.run_in_background(self._progress.run, "progress"),
+            self._get_backend,
+            lambda: self.database.components.clock,
+        )
+        self._reporter = QueueReporter(self, on_complete, on_error, timeout, self._progress)
         self._workers = LocalWorkers(
             self, self.settings.concurrency, self._build_worker, self._publish
         )
@@ -242,29 +248,6 @@ class QueuePlugin(CoordinatorPlugin):
             days=days,
         )
 
-    async def browse(
-        self, state: MessageState, *, after: str = "", limit: int = 100
-    ) -> list[MessageInfo]:
-        """Return messages in a state, the oldest first; continue after the last one's `cursor`."""
-        return await self._get_backend().browse(state, after=after, limit=limit)
-
-    async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[MessageInfo]:
-        """Return the messages without attempts left, with every error."""
-        return await self._get_backend().browse("dead", after=after, limit=limit)
-
-    async def redrive(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
-        """Queue dead letters again, all or by id, with all their attempts; return how many.
-
-        Args:
-            ids: the messages; without ids, all dead letters.
-            limit: the most messages to queue again, the oldest first; None for no limit.
-        """
-        return await self._get_backend().redrive(ids, limit=limit)
-
-    async def purge(self, *, include_dead: bool = False) -> int:
-        """Remove unclaimed messages, optionally the dead letters too; return how many."""
-        return await self._get_backend().purge([*_PENDING, *(("dead",) if include_dead else ())])
-
     def pause(self) -> None:
         """Stop claiming in this process until `resume`; running handlers continue."""
         self._workers.pause(is_paused=True)
@@ -362,6 +345,8 @@ class QueuePlugin(CoordinatorPlugin):
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""
         self._workers.prepare_stop()
+        if self._pulled is not None:
+            self._pulled.is_stopping = True
 
     @property
     def stop_time(self) -> float:
@@ -373,7 +358,9 @@ class QueuePlugin(CoordinatorPlugin):
         return self._workers.user_code
 
     async def _shut_down(self) -> None:
+        self._stop_pulled()
         await self._workers.stop()
+        await self._wait_for_pulled()
         if self._executor is not None:
             self._executor.close()
 
@@ -433,6 +420,16 @@ class QueuePlugin(CoordinatorPlugin):
             self._reporter,
             quota=quota,
             until_empty=until_empty,
+        )
+
+    def _build_pulled(self) -> PulledClaims:
+        return PulledClaims(
+            self._get_backend(),
+            self._get_membership(),
+            self.settings,
+            self._retries,
+            self.database.components,
+            self._reporter,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
 from jobsync.core.messages import (
+    REVOKED,
     Cancel,
     Completed,
     Failed,
@@ -21,6 +22,7 @@ from jobsync.queue import events
 from jobsync.queue.backend import EndedClaim, Message
 from jobsync.queue.executor import Handler
 from jobsync.queue.in_flight import Delivery
+from jobsync.queue.progress import ProgressWriter
 from jobsync.user_code import describe_error
 from jobsync.user_functions import is_for_task
 
@@ -53,6 +55,7 @@ class QueueReporter:
         on_complete: the user's function, called after each completed message.
         on_error: the user's function, called after each failure.
         timeout: seconds that these may take; None for no limit.
+        progress: stores how far handlers are.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class QueueReporter:
         on_complete: Handler | None,
         on_error: Handler | None,
         timeout: float | None,
+        progress: ProgressWriter,
     ) -> None:
+        self._progress = progress
         self.counters: Counter[str] = Counter()
         self._plugin = plugin
         self._on_complete = on_complete
@@ -83,6 +88,8 @@ class QueueReporter:
             A callback of the user's, which the worker runs in the background.
         """
         message = delivery.message
+        if self._progress.is_used:
+            self._progress.end(message.id)
         match verdict:
             case Completed(result):
                 self.counters["completed"] += 1
@@ -110,6 +117,8 @@ class QueueReporter:
 
     def on_lost(self, message: Message, reason: str) -> None:
         """Report a claim that is lost."""
+        if self._progress.is_used:
+            self._progress.end(message.id)
         self.counters["lost"] += 1
         self._report(events.MessageLost, message, reason=reason)
 
@@ -122,9 +131,19 @@ class QueueReporter:
         """Report a handler that runs on after its timeout."""
         self._report(events.HandlerOverran, message, timeout=timeout)
 
-    def on_progress(self, message: Message, progress: float) -> None:
-        """Report how far a handler is."""
-        self._report(events.MessageProgressed, message, progress=progress)
+    def on_progress(self, message: Message, progress: float, note: str) -> None:
+        """Report how far a handler is, and store it."""
+        self._report(events.MessageProgressed, message, progress=progress, note=note)
+        self._progress.report(message.receipt, progress, note)
+
+    def on_result_dropped(self, message: Message, reason: str) -> None:
+        """Report that the result of a handler is not kept."""
+        self._report(events.ResultDropped, message, reason=reason)
+
+    def on_cancelled(self, ended: EndedClaim) -> None:
+        """Report a message that was cancelled from outside."""
+        self.counters["cancelled"] += 1
+        self._report(events.MessageCancelled, ended, reason=REVOKED)
 
     def on_newer(self, count: int, format: int) -> None:
         """Report messages of newer code."""

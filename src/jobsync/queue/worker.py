@@ -11,28 +11,23 @@ Handlers run in slots, see `handler_slots`; settlements collect meanwhile and ar
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.core.clock import Mono
-from jobsync.core.messages import Completed, Failed, HandlerVerdict, Returned, Transition, decide
 from jobsync.core.retry import ExponentialBackoff, Retries
-from jobsync.errors import Corrupt, Unavailable
-from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
-from jobsync.queue.completer import Completer
+from jobsync.errors import Unavailable
+from jobsync.queue.backend import ClaimResult, QueueBackend
+from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.executor import Executor
 from jobsync.queue.handler_slots import HandlerSlots, running_delivery
-from jobsync.queue.in_flight import Delivery, InFlight
-from jobsync.queue.reaper import Quarantine, Reaper
+from jobsync.queue.in_flight import Delivery
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME, LAST_MOMENTS, Shutdown, wait_for_change
-from jobsync.queue.transaction import TransactionOpener, check_no_transaction
-from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "find_calling_worker"]
 
@@ -44,9 +39,6 @@ _MAX_CALLBACKS = 1000
 """While this many callbacks run, nothing is claimed."""
 _LARGEST_CLAIM = 100
 """The most messages of a claim where requests are billed: so many become suspects if it lapses."""
-_GATHER = 2.0
-"""Seconds for which settlements are gathered at most where requests are billed."""
-_DEFAULT_RETRIES = Retries()
 _LISTEN = 3600.0
 
 
@@ -58,7 +50,7 @@ def find_calling_worker(backend: QueueBackend | None) -> "Worker | None":
     return worker if worker.is_handling(delivery) else None
 
 
-class Worker:
+class Worker(ClaimHolder):
     """Handles messages until it is stopped.
 
     Args:
@@ -88,23 +80,10 @@ class Worker:
         quota: int | None = None,
         until_empty: bool = False,
     ) -> None:
-        self.handled = 0
-        """How many messages were handled, successfully or not."""
+        super().__init__(backend, membership, settings, retries, components, reporter)
         self.is_paused = False
-        self.ended = asyncio.Event()
-        self.backend = backend
-        self._membership = membership
-        self._settings = settings
-        self._retries = retries
-        self._clock = components.clock
-        self._randomness = components.randomness
-        self._reporter = reporter
         self._quota = quota
         self._until_empty = until_empty
-        self._visibility = settings.visibility_timeout
-        self._changed = asyncio.Event()
-        self._in_flight = InFlight(backend, membership, self._clock, self._visibility, self)
-        self.open_transaction = TransactionOpener(backend, self._in_flight, components, self).open
         self._slots = HandlerSlots(
             executor,
             settings,
@@ -116,16 +95,7 @@ class Worker:
             reporter,
             self._changed,
         )
-        gather = min(_GATHER, self._visibility / 6) if backend.is_billed else 0.0
-        self._completer = Completer(backend, components, self, gather=gather)
-        self._reaper = Reaper(backend, membership, self._clock, self)
-        self._quarantine = Quarantine(self._clock, self._visibility / 3)
-        self._called_back: dict[Delivery, None] = {}
-        """Messages whose callbacks run."""
         self._empty_polls = 0
-        self._unanswered_since: Mono | None = None
-        """When the first claim was sent that is unanswered."""
-        self._callbacks = UserTasks(self._changed.set)
         self._shutdown = Shutdown(
             settings,
             self._clock,
@@ -167,10 +137,6 @@ class Worker:
     def is_handling(self, delivery: Delivery) -> bool:
         """Whether a delivery's handler or callback runs."""
         return delivery in self._slots.running or delivery in self._called_back
-
-    def look_for_late_claims(self) -> None:
-        """Check the claims of dead workers again in an interval."""
-        self._reaper.look_again()
 
     async def run(self) -> None:
         """Work until `stop`, or until the quota or the end of the queue is reached."""
@@ -223,24 +189,6 @@ class Worker:
         """Poll now: something may have changed."""
         self._changed.set()
 
-    async def settle(self, message: Message, verdict: HandlerVerdict) -> bool:
-        """End a claim; return whether the store accepted it."""
-        delivery = self._in_flight.find(message)
-        if delivery is None:
-            return False
-        check_no_transaction(delivery)
-        delivery.answer = asyncio.get_running_loop().create_future()
-        self._submit(delivery, verdict, ended=None)
-        return await asyncio.shield(delivery.answer)
-
-    async def extend(self, message: Message, seconds: float) -> bool:
-        """Extend a claim; return whether it stands."""
-        return await self._in_flight.extend(message, seconds)
-
-    def report_progress(self, message: Message, progress: float) -> None:
-        """Report how far a handler is."""
-        self._reporter.on_progress(message, progress)
-
     async def _run_part(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part of this worker. However it ends, no handler starts without it."""
         try:
@@ -282,10 +230,14 @@ class Worker:
             return None
         if self._quarantine.is_wanted:
             claimed = await self._claim(1, suspects=True)
-            if claimed.messages:
-                return claimed
+            if claimed.result.messages:
+                return claimed.result
         room = self._find_room()
-        return await self._claim(room, suspects=False) if room > 0 else None
+        if room <= 0:
+            return None
+        may_exceed = self.backend.is_billed and self._quota is None
+        most = self._slots.find_most(_LARGEST_CLAIM) if may_exceed else None
+        return (await self._claim(room, suspects=False, at_most=most)).result
 
     def _find_wait(self) -> float:
         """Return the seconds for which nothing may be claimed, unless something changes."""
@@ -300,135 +252,24 @@ class Worker:
             return room
         return min(room, self._quota - self.handled - len(self._in_flight))
 
-    async def _claim(self, limit: int, *, suspects: bool) -> ClaimResult:
-        """Claim messages and start them; end claims of others that have lapsed."""
-        sent, session = self._clock.mono(), self._membership.incarnation
-        self._unanswered_since = self._unanswered_since or sent
-        may_exceed = self.backend.is_billed and self._quota is None and not suspects
-        claimed = await self.backend.claim(
-            limit,
-            session=session,
-            visibility=self._visibility,
-            suspects=suspects,
-            at_most=self._slots.find_most(_LARGEST_CLAIM) if may_exceed else None,
-        )
-        self._unanswered_since = None
-        deliveries = self._accept(claimed.messages, session, sent)
-        if suspects:
-            self._quarantine.start(deliveries[0] if deliveries else None)
-        elif claimed.suspects:
-            self._quarantine.notice()
+    def _note_ended(self, claimed: ClaimResult) -> ClaimResult:
+        """Return that there is more to claim, for a worker that ends when there is not."""
+        return msgspec.structs.replace(claimed, more=True) if self._until_empty else claimed
+
+    def on_claimed(self, deliveries: list[Delivery]) -> None:
+        """Start the handlers of messages."""
         self._empty_polls = 0 if deliveries else self._empty_polls
         self._slots.add(deliveries)
-        self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
-        if claimed.lapse is not None and claimed.lapse <= 0:
-            keep = [delivery.id for delivery in self._in_flight]
-            self.on_ended(ended := await self.backend.end_claims(keep=keep))
-            if self._until_empty and ended:
-                return msgspec.structs.replace(claimed, more=True)
-        return claimed
-
-    def _accept(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Delivery]:
-        """Add messages to those in flight; bury those that no handler can read."""
-        deliveries = []
-        for message in messages:
-            try:
-                deliveries.append(self._in_flight.add(message, session, sent))
-            except Corrupt as corrupt:
-                self._reporter.on_failure(corrupt, message.id)
-                bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
-                self._completer.submit(bury, None)
-        return deliveries
-
-    def conclude(
-        self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
-    ) -> None:
-        """Settle a message, unless its handler has done so or it is lost."""
-        if self._in_flight.find(delivery.message) is delivery:
-            self._submit(delivery, verdict, ended)
-
-    def _submit(self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None) -> None:
-        delivery.verdict, delivery.is_settling = verdict, True
-        started, receipt = delivery.started, delivery.message.receipt
-        if started is not None:
-            delivery.duration = (ended or self._clock.mono()) - started
-        if isinstance(verdict, Completed):
-            settlement = Settlement(receipt=receipt, move="complete")
-        else:
-            move, delivery.delay = self._decide(delivery.message, verdict)
-            error = verdict.error if isinstance(verdict, Failed) else ""
-            settlement = Settlement(receipt=receipt, move=move, delay=delivery.delay, error=error)
-        self._completer.submit(settlement, delivery)
-
-    def _decide(self, message: Message, verdict: HandlerVerdict) -> tuple[Transition, float]:
-        counts = {"attempt": message.attempt, "max_attempts": message.max_attempts}
-        if not isinstance(verdict, Failed):
-            return decide(verdict, **counts, retries=_DEFAULT_RETRIES, draw=0.0)
-        draw = self._randomness.uniform(0, 1)
-        try:
-            return decide(verdict, **counts, retries=self._retries, draw=draw)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the user's backoff may raise anything
-            self._reporter.on_failure(error, message.id)
-            return decide(verdict, **counts, retries=_DEFAULT_RETRIES, draw=draw)
 
     @property
     def expects_more(self) -> bool:
         """Whether instant handlers are about to end."""
         return self._slots.expects_more
 
-    def list_open_claims(self) -> set[str]:
-        """Return the claims with messages whose settlements were not submitted."""
-        return {
-            delivery.message.receipt.claim
-            for delivery in self._in_flight
-            if not delivery.is_settling
-        }
-
-    def on_answer(self, delivery: Delivery | None, *, is_accepted: bool) -> None:
-        """Report a settlement that the store has answered; start the user's callback."""
-        if delivery is not None and delivery.verdict is not None:
-            # Not kept: an error refers to the frames that it has passed, and those to this.
-            verdict, delivery.verdict = delivery.verdict, None
-            if is_accepted:
-                self._in_flight.remove(delivery)
-                self.handled += not isinstance(verdict, Returned)
-                callback = self._reporter.on_settled(delivery, verdict, delivery.delay)
-                if callback is not None:
-                    self._callbacks.start(self._call_back(delivery, callback))
-            else:
-                self._in_flight.lose(delivery, "its claim had ended before it was settled")
-            if delivery.answer is not None and not delivery.answer.done():
-                delivery.answer.set_result(is_accepted)
-        self._changed.set()
-
-    async def _call_back(self, delivery: Delivery, callback: Coroutine[Any, Any, None]) -> None:
-        """Run a callback of a message, which may stop this worker as a handler may."""
-        running_delivery.set((self, delivery))
-        self._called_back[delivery] = None
-        try:
-            await callback
-        finally:
-            del self._called_back[delivery]
-
     def on_lost(self, delivery: Delivery, reason: str) -> None:
         """Report a claim that is lost, and end its handler."""
         self._reporter.on_lost(delivery.message, reason)
         self._slots.drop(delivery)
-        self._changed.set()
-
-    def on_released(self, delivery: Delivery) -> None:
-        """End its time alone, if it ran alone: others may run beside the next one."""
-        self._quarantine.release(delivery)
-
-    def on_failure(self, error: Exception) -> None:
-        """Report that the store does not answer."""
-        self._reporter.on_failure(error)
-
-    def on_ended(self, ended: list[EndedClaim]) -> None:
-        """Report claims of others that were ended: their messages can be claimed."""
-        self._reporter.on_ended(ended)
         self._changed.set()
 
     def _find_poll_wait(self, claimed: ClaimResult) -> float:

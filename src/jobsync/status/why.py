@@ -11,6 +11,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
+from jobsync.core.messages import REVOKED
 from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
@@ -25,7 +26,7 @@ from jobsync.status.schedules import (
 )
 from jobsync.stores.contract import Store
 
-__all__ = ["Explained", "Reason", "explain", "find_status"]
+__all__ = ["Explained", "Reason", "describe_progress", "explain", "find_status"]
 
 _is_message_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
@@ -117,7 +118,13 @@ def _explain_message(status: MessageStatus) -> Reason:
         case "completed":
             return Reason("completed", "it was completed", since=message.finished)
         case "cancelled":
-            return Reason("cancelled", "its handler cancelled it", since=message.finished)
+            return _explain_cancelled(message)
+
+
+def _explain_cancelled(message: MessageInfo) -> Reason:
+    is_revoked = bool(message.errors) and message.errors[-1].error == REVOKED
+    text = REVOKED if is_revoked else "its handler cancelled it"
+    return Reason("cancelled", text, since=message.finished)
 
 
 def _explain_claimed_message(status: MessageStatus) -> Reason:
@@ -136,7 +143,15 @@ def _explain_claimed_message(status: MessageStatus) -> Reason:
         text = f"{holder.worker_id} has not renewed its claim: the next worker to poll takes it"
         return Reason("lapsed", text, since=message.due)
     text = f"{holder.worker_id} has claimed it, as {_describe_attempt(message)}"
+    if message.progress is not None:
+        text = f"{text}: {describe_progress(message.progress, message.progress_note)}"
     return Reason("claimed", text, since=message.claimed)
+
+
+def describe_progress(progress: float, note: str) -> str:
+    """Return how far a handler is, for people."""
+    share = f"{progress:.0%} done" if 0 <= progress <= 1 else f"progress {progress:g}"
+    return f"{share}, {note}" if note else share
 
 
 def _explain_orphan(status: MessageStatus, code: str, text: str) -> Reason:

@@ -12,9 +12,12 @@ A message makes only these transitions:
     claimed ──▶ claimed                      extended, by the holder of that claim
     claimed ──▶ any other                    settled, by the holder of that claim
     claimed ──▶ waiting, dead                ended, if it has lapsed or its session is dead
+    ready, waiting, claimed ──▶ cancelled    from outside
+    waiting ──▶ waiting                      its delay is ended from outside
     dead, cancelled ──▶ waiting              redriven
     completed, cancelled, dead ──▶ gone      forgotten or purged
     ready, waiting ──▶ gone                  purged
+    all but claimed ──▶ gone                 deleted from outside
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,9 +165,13 @@ def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
         return
     if {before["state"], after["state"]}.isdisjoint(("gone", "both")):
         yield from _check_constants(step, before)
-    match before["state"], after["state"]:
+    yield from (_check_revocation if _is_revocation(step, before) else _check_change)(step, before)
+
+
+def _check_change(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    match before["state"], step.after["state"]:
         case "ready" | "waiting", "claimed" | "waiting" as state:
-            check = _check_claim if state == "claimed" else _check_adoption
+            check = _check_claim if state == "claimed" else _check_wait
             yield from check(step, before)
         case "claimed", "claimed":
             yield from _check_extension(step, before)
@@ -224,6 +231,11 @@ def _check_claim(step: MessageTransition, before: RowDetails) -> Iterator[Messag
         yield "Q5" if step.is_by("extend") else "Q10", "claimed by another call"
     elif request is not None and request["suspects"] != bool(before["suspect"]):
         yield "Q11", "suspects and others are not claimed together"
+
+
+def _check_wait(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    is_hurried = step.request is not None and step.is_by("run_now")
+    yield from (_check_hurry if is_hurried else _check_adoption)(step, before)
 
 
 def _check_adoption(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
@@ -306,6 +318,33 @@ def _check_end(step: MessageTransition, before: RowDetails) -> Iterator[MessageP
         yield "Q11", "a message whose claim was ended is a suspect"
 
 
+def _is_revocation(step: MessageTransition, before: RowDetails) -> bool:
+    """Whether a message was cancelled from outside, and not by the holder of its claim."""
+    is_own = bool(step.settlement) and not step.settlement.endswith(":revoke")
+    is_cancelled = step.after["state"] == "cancelled" and not is_own
+    return is_cancelled and before["state"] in (*_PENDING, "claimed")
+
+
+def _check_revocation(step: MessageTransition, _: RowDetails) -> Iterator[MessageProblem]:
+    after, request = step.after, step.request
+    if not step.is_by("cancel") or (request is not None and request["id"] != after["id"]):
+        yield "Q10", "cancelled by another call"
+    if step.increase("deliveries") or step.increase("returned") or step.increase("errors") != 1:
+        yield "Q12", "a cancellation from outside adds one error and nothing else"
+    if after["suspect"]:
+        yield "Q11", "a message that was cancelled is not a suspect"
+
+
+def _check_hurry(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    after, request = step.after, step.request
+    counters = ("deliveries", "returned", "errors", "suspect")
+    is_same = all(after[name] == before[name] for name in counters)
+    if not is_same or (request is not None and request["id"] != after["id"]):
+        yield "Q10", "the end of a delay changes only when it is due"
+    if _find_delay(after, after["now"]) > _ROUNDING:
+        yield "Q8", "its delay has not ended"
+
+
 def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
     if step.increase("deliveries") or step.after["returned"] != step.after["deliveries"]:
         yield "Q6", "redriven without all its attempts"
@@ -317,7 +356,11 @@ def _check_removal(step: MessageTransition, before: RowDetails) -> Iterator[Mess
     request = step.request
     if before["state"] not in (*_PENDING, *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
-    elif request is None or request["call"] == "purge":
+    elif (
+        request is None
+        or request["call"] == "purge"
+        or (request["call"] == "delete" and request["id"] == step.after["id"])
+    ):
         return
     elif request["call"] != "forget" or request["state"] != before["state"]:
         yield "Q10", "removed by another call"

@@ -254,6 +254,8 @@ class _CallIndex:
         self._by_node[request.node, call].append(position)
         if call == "forget":
             self._by_node[request.node, f"forget {details['state']}"].append(position)
+        if "id" in details:
+            self._by_message[call, details["id"], ""].append(position)
         for name, *_ in details.get("messages", ()):
             self._by_message["push", name, ""].append(position)
         for name, claim, *_ in details.get("receipts", ()):
@@ -279,6 +281,10 @@ class _CallIndex:
             until: the position of the write.
         """
         claim = before.get("claim", "")
+        if call := _find_outside_call(before, after):
+            found = self._by_message[call, name, ""]
+            if found and (call != "delete" or own is not None):
+                return found[max(bisect_left(found, until) - 1, 0)]
         match before.get("state"), after["state"]:
             case None, _:
                 found = self._by_message["push", name, ""]
@@ -299,6 +305,20 @@ class _CallIndex:
                 return own
         earlier = bisect_left(found, until)
         return found[earlier - 1] if earlier else own
+
+
+def _find_outside_call(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the call about one message that may have made a change; empty if none may."""
+    match before.get("state"), after["state"]:
+        case "ready" | "waiting", "cancelled":
+            return "cancel"
+        case "claimed", "cancelled" if after["trail"].partition(" ")[0].endswith(":revoke"):
+            return "cancel"
+        case "waiting", "waiting":
+            return "run_now"
+        case _, "gone":
+            return "delete"
+    return ""
 
 
 def _list_messages(value: Any) -> list[_MessageValue]:

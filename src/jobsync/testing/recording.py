@@ -21,6 +21,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.fleet import QueueFleet
+from jobsync.queue.single_message import Deletion, ProgressReport
 from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
@@ -100,6 +101,7 @@ class RecordingBackend(QueueBackend):
         self.queue = inner.queue
         self.max_push = inner.max_push
         self.is_billed = inner.is_billed
+        self.max_result = inner.max_result
         self._inner = inner
         self._node = node
         self._world = node.world
@@ -231,6 +233,34 @@ class RecordingBackend(QueueBackend):
     async def coordinate(self) -> None:
         """Do the coordinator's part."""
         await self._inner.coordinate()
+
+    async def get(self, id: str) -> MessageInfo | None:
+        """Return a message."""
+        return await self._inner.get(id)
+
+    async def cancel(self, id: str) -> EndedClaim | None:
+        """Cancel a message."""
+        return await self._call("cancel", lambda: self._inner.cancel(id), id=id)
+
+    async def delete(self, id: str) -> Deletion:
+        """Remove a message permanently."""
+        return await self._call("delete", lambda: self._inner.delete(id), id=id)
+
+    async def run_now(self, id: str) -> bool:
+        """End the delay of a message."""
+        return await self._call("run_now", lambda: self._inner.run_now(id), id=id)
+
+    async def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        """Store how far handlers are."""
+        await self._inner.report_progress(reports)
+
+    async def clear_progress(self, ids: Collection[str]) -> None:
+        """Remove what was reported about messages."""
+        await self._inner.clear_progress(ids)
+
+    async def wait_for_end(self, timeout: float) -> None:
+        """Wait; return early if a message may have ended."""
+        await self._inner.wait_for_end(timeout)
 
     async def _call(
         self,

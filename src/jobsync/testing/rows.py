@@ -62,7 +62,7 @@ def name_current_call() -> str:
     return "" if call is None else call.name
 
 
-_MOVES = {letter: move for move, letter in OUTCOMES.items()}
+_MOVES = {**{letter: move for move, letter in OUTCOMES.items()}, "v": "revoke"}
 
 
 class _TableRow(NamedTuple):

@@ -233,3 +233,19 @@ def test_a_missing_store_is_reported(tmp_path: Path) -> None:
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
     missing = run(f"sqlite:///{tmp_path / 'none.db'}", "queues", "list")
     assert "refers to a missing file" in missing.stderr
+
+
+def test_one_message_is_hurried_cancelled_and_deleted(url: str) -> None:
+    """By its id; the exit code says whether something was done."""
+    (name,) = push(url, {"to": "later"}, words=("--delay", "3600"))
+    done = run(url, "queues", "cancel", "emails", name)
+    assert (done.returncode, read_tsv(done.stdout)[0]["what"]) == (0, "cancelled")
+    assert run(url, "queues", "run-now", "emails", name).returncode == 1
+    (reason,) = read_json(url, "why", name)
+    assert (reason["code"], reason["reason"]) == ("cancelled", "it was cancelled from outside")
+    unasked = run(url, "queues", "delete", "emails", name)
+    assert "--yes" in unasked.stderr
+    (row,) = read_json(url, "queues", "delete", "emails", name, "--yes")
+    assert row == {"queue": QUEUE, "id": name, "what": "deleted"}
+    again = run(url, "queues", "delete", "emails", name, "--yes")
+    assert (again.returncode, read_tsv(again.stdout)[0]["what"]) == (1, "not deleted: unknown")

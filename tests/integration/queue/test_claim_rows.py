@@ -13,6 +13,8 @@ from servers import PostgresServer
 
 from jobsync.core.messages import FINISHED, LIVE, Transition
 from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.single_message import StoredResult
+from jobsync.queue.sql.postgres import PostgresBackend
 
 ME, OTHER = "worker-1.a", "worker-2.b"
 
@@ -75,7 +77,7 @@ async def settle(backend: QueueBackend, messages: list[Message], move: Transitio
 async def test_a_damaged_claim_affects_no_other(
     location: PostgresQueues, backend: QueueBackend, damage: str
 ) -> None:
-    """It can be shown, extended, settled and ended, together with others, and it is closed."""
+    """It can be shown, extended, settled, cancelled and ended, with others, and it is closed."""
     await backend.push(new_messages(*"abcdef"))
     damaged, whole = await claim(backend, 3), await claim(backend, 3, session=OTHER)
     nonce = damaged[0].receipt.claim
@@ -93,6 +95,10 @@ async def test_a_damaged_claim_affects_no_other(
     answers = await settle(backend, [damaged[0], whole[1]], "retry")
     assert answers[1] is True
     await settle(backend, damaged[1:2], "complete")
+    for name in "abc":
+        await backend.get(name)
+        await backend.delete(name)
+    await backend.cancel("c")
     ended = await backend.end_claims({ME, OTHER})
     assert whole[2].id in [each.id for each in ended]
     assert (await backend.count()).get("claimed", 0) == 0
@@ -102,6 +108,32 @@ async def test_a_damaged_claim_affects_no_other(
     states = {info.id: info.state for state in FINISHED for info in await backend.browse(state)}
     assert {states[name] for name in "def"} == {"completed"}
     assert not [state for state in LIVE if await backend.browse(state)]
+
+
+async def test_handlers_that_return_nothing_settle_a_whole_claim_in_one_update(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a result they are completed by one statement, too."""
+    statements: list[str] = []
+    run = PostgresBackend._run
+
+    async def record(self: PostgresBackend, name: str, parameters: Any) -> list[Any]:
+        statements.append(name)
+        return await run(self, name, parameters)
+
+    monkeypatch.setattr(PostgresBackend, "_run", record)
+    await backend.push(new_messages(*"abcd"))
+    first, second = await claim(backend, 2), await claim(backend, 2)
+    statements.clear()
+    assert await settle(backend, first, "complete") == [True, True]
+    assert statements == ["complete_claim"]
+    statements.clear()
+    batch = [
+        Settlement(receipt=second[0].receipt, move="complete"),
+        Settlement(receipt=second[1].receipt, move="complete", result=StoredResult("1")),
+    ]
+    assert await backend.settle(batch) == [True, True]
+    assert statements == ["complete_with_results"]
 
 
 async def test_a_claim_is_limited_in_bytes(backend: QueueBackend) -> None:

@@ -85,6 +85,8 @@ async def test_a_claim_that_cannot_be_read_is_set_aside(
     receipts = [each.receipt for each in (*damaged, *whole)]
     assert await backend.extend(receipts, 60) == [False] * 3 + [True] * 3
     assert await settle(backend, [damaged[0], whole[0]], "retry") == [False, True]
+    assert await backend.cancel("a") is None
+    assert await backend.delete("a") != "deleted"
     assert {each.id for each in await backend.end_claims({ME, OTHER})} == {"e", "f"}
     assert await backend.count() == {"waiting": 3}
     assert {event["key"] for event in reported} == {f"claim {nonce}"}

@@ -60,6 +60,14 @@ def _nack_in_function(kind: str) -> Place:
 def _progress(kind: str) -> Place:
     async def handle(_: Document, context: Any) -> None:
         context.progress(build_object(kind))
+        context.progress(0.5, build_object(kind))
+
+    return {"on_message": handle}, "completed"
+
+
+def _acknowledge(kind: str) -> Place:
+    async def handle(_: Document, context: Any) -> None:
+        await context.ack(build_object(kind))
 
     return {"on_message": handle}, "completed"
 
@@ -93,6 +101,7 @@ PLACES: dict[str, Callable[[str], Place]] = {
     "nack": _nack,
     "nack-in-function": _nack_in_function,
     "progress": _progress,
+    "result": _acknowledge,
     "on-complete": _complete,
     "on-complete-later": _complete_later,
     "on-error": _report_error,

@@ -47,7 +47,7 @@ def test_only_a_claimed_message_is_settled_and_only_free_ones_are_claimed() -> N
     for name, rule in TRANSITIONS.items():
         if rule.target == "claimed":
             assert (name, rule.sources) == ("claim", ("ready", "waiting"))
-        elif name not in {"redrive", "unblock"}:
+        elif name not in {"redrive", "revoke", "unblock"}:
             assert rule.sources == ("claimed",)
 
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 
 from jobsync.cli.why import _describe
+from jobsync.core.messages import REVOKED
 from jobsync.queue.backend import Failure, MessageInfo
 from jobsync.queue.directory import Pause, QueueContent
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
@@ -69,7 +70,10 @@ def status(
 
 
 def claimed(
-    holder: QueueWorkerStatus | None, *others: QueueWorkerStatus, due: float = 1020.0
+    holder: QueueWorkerStatus | None,
+    *others: QueueWorkerStatus,
+    due: float = 1020.0,
+    **changes: Any,
 ) -> MessageStatus:
     """Return the status of a claimed message."""
     workers = [*others, *([holder] if holder else [])]
@@ -81,6 +85,7 @@ def claimed(
         attempts=2,
         claimed=980.0,
         due=due,
+        **changes,
     )
 
 
@@ -236,6 +241,21 @@ def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[st
         ),
         (status(state="completed", finished=990.0), "completed", "completed", 990.0, None),
         (status(state="cancelled", finished=990.0), "cancelled", "cancelled it", 990.0, None),
+        (
+            status(state="cancelled", finished=990.0, errors=(Failure(0, REVOKED, 990.0),)),
+            "cancelled",
+            "it was cancelled from outside",
+            990.0,
+            None,
+        ),
+        (
+            claimed(worker(), progress=0.4, progress_note="rows 400 of 1,000"),
+            "claimed",
+            "as attempt 2 of 4: 40% done, rows 400 of 1,000",
+            980.0,
+            None,
+        ),
+        (claimed(worker(), progress=7.0), "claimed", "of 4: progress 7", 980.0, None),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

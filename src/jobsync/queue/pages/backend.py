@@ -55,6 +55,7 @@ from jobsync.queue.pages.page import (
 )
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.pages.retention import Retention
+from jobsync.queue.pages.single_message import MAX_PAGE_RESULT, PagesMessageOperations
 from jobsync.queue.pages.tickets import TicketReader
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
@@ -64,7 +65,7 @@ from jobsync.stores.scan import check_age, check_limit
 __all__ = ["PagesBackend"]
 
 
-class PagesBackend(QueueBackend):
+class PagesBackend(PagesMessageOperations, QueueBackend):
     """The messages of a queue in pages.
 
     Args:
@@ -79,8 +80,11 @@ class PagesBackend(QueueBackend):
     def __init__(
         self, store: Store, queue: str, components: Components, *, order: QueueOrder = "fifo"
     ) -> None:
+        super().__init__()
         self.queue = queue
         self.is_billed = store.is_billed
+        if store.is_billed:
+            self.max_result = MAX_PAGE_RESULT
         self.topic = f"queue/{queue}"
         self._clock = components.clock
         self._ids = components.ids
@@ -245,14 +249,17 @@ class PagesBackend(QueueBackend):
         self, place: str, batch: Sequence[tuple[str, str]], visibility: float
     ) -> set[tuple[str, str]]:
         def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
-            return changes.extend(
+            after, answers = changes.extend(
                 page, batch, visibility, lambda each: self._pages.find_left(place, each)
             )
+            return self._note_progress(after, reports), answers
 
+        reports = self._list_reports(name for name, _ in batch)
         try:
             answers = await self._pages.apply(place, change) or [False] * len(batch)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
+        self._drop_reports(reports)
         return {pair for pair, stands in zip(batch, answers, strict=True) if stands}
 
     async def end_claims(

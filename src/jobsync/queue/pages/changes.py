@@ -20,26 +20,33 @@ from jobsync.core.messages import (
     SPARED,
     TRANSITIONS,
     MessageState,
+    Transition,
     decide_lapse,
     shorten_error,
 )
 from jobsync.queue.backend import EndedClaim, Failure, NewMessage, Settlement
 from jobsync.queue.pages.page import PageClaim, PageMessage, PageState, QueuePage
+from jobsync.queue.pages.results import keep_result, limit_results
 
 __all__ = [
     "SHORT_DELAY",
     "Claimant",
     "Targets",
+    "apply_ends",
     "begin_redrive",
+    "build_failure",
     "build_target",
     "claim",
     "end_claims",
     "extend",
     "find_outlook",
     "finish_move",
+    "mark_settled",
+    "move_to",
     "new_page",
     "purge",
     "settle",
+    "with_messages",
 ]
 
 SHORT_DELAY = 60.0
@@ -154,7 +161,7 @@ def claim(page: QueuePage, claimant: Claimant, now: float) -> tuple[QueuePage, l
         for place in chosen
     }
     entry = PageClaim(id=claimant.id, session=claimant.session, at=now)
-    after = _with_messages(page, claimed, claims=(*page.claims, entry))
+    after = with_messages(page, claimed, claims=(*page.claims, entry))
     return after, list(claimed.values())
 
 
@@ -190,7 +197,7 @@ def extend(
         replace(each, renewals=numbers[each.id]) if each.id in renewed else each
         for each in page.claims
     )
-    return _with_messages(page, changed, claims=claims), answers
+    return with_messages(page, changed, claims=claims), answers
 
 
 def settle(
@@ -219,24 +226,27 @@ def settle(
         else:
             changed[place] = _settle(page, each, settlement, now)
             answers.append(True)
-    return _settled(page, _place_moves(changed, now, targets)), answers
+    after = apply_ends(page, changed, now, targets)
+    if any(settlement.result is not None for settlement, _ in settlements):
+        after = limit_results(after, {page.messages[place].id for place in changed})
+    return after, answers
 
 
 def _settle(
     page: QueuePage, message: PageMessage, settlement: Settlement, now: float
 ) -> PageMessage:
     step = TRANSITIONS[settlement.move]
-    marks = f"{message.claim}:{settlement.move} {message.marks}".split(" ")[:_MAX_MARKS]
     errors = message.errors
     if settlement.error:
-        errors = (*errors, _build_failure(page, message, settlement.error, now))
-    return replace(
-        _move_to(message, step.target, now, settlement.delay),
+        errors = (*errors, build_failure(page, message, settlement.error, now))
+    settled = replace(
+        move_to(message, step.target, now, settlement.delay),
         returned=message.returned + step.returns,
         is_suspect=False,
         errors=errors,
-        marks=" ".join(marks).strip(),
+        marks=mark_settled(message, settlement.move),
     )
+    return settled if settlement.result is None else keep_result(settled, settlement.result)
 
 
 def end_claims(
@@ -255,16 +265,16 @@ def end_claims(
             step = TRANSITIONS[transition]
             error = SPARED if step.returns else LAPSED
             changed[place] = replace(
-                _move_to(each, step.target, now, 0.0),
+                move_to(each, step.target, now, 0.0),
                 returned=each.returned + step.returns,
                 is_suspect=True,
-                errors=(*each.errors, _build_failure(page, each, error, now)),
+                errors=(*each.errors, build_failure(page, each, error, now)),
             )
             session = page.find_session(each.claim)
             ended.append(
                 EndedClaim(id=each.id, state=step.target, attempt=each.attempts, session=session)
             )
-    return _settled(page, _place_moves(changed, now, targets)), ended
+    return apply_ends(page, changed, now, targets), ended
 
 
 def begin_redrive(
@@ -289,7 +299,7 @@ def begin_redrive(
                 finished=0.0,
                 move=target,
             )
-    return _with_messages(page, changed), len(changed)
+    return with_messages(page, changed), len(changed)
 
 
 def build_target(page: QueuePage, target: str, birth: str) -> QueuePage:
@@ -310,7 +320,7 @@ def finish_move(page: QueuePage, target: str) -> QueuePage:
         for place, each in enumerate(page.messages)
         if each.move == target
     }
-    return _with_messages(page, changed)
+    return with_messages(page, changed)
 
 
 def purge(page: QueuePage, is_unwanted: Callable[[PageMessage], bool]) -> tuple[QueuePage, int]:
@@ -328,8 +338,10 @@ def _has_claim(message: PageMessage, claim_id: str) -> bool:
     return message.state == "claimed" and message.claim == claim_id and not message.move
 
 
-def _move_to(message: PageMessage, state: MessageState, now: float, delay: float) -> PageMessage:
+def move_to(message: PageMessage, state: MessageState, now: float, delay: float) -> PageMessage:
     """Return a message whose claim ends, in its next state."""
+    if message.progress is not None:
+        message = replace(message, progress=None, progress_note="", progress_at=0.0)
     if state == "waiting":
         # Without a delay, at once: on a clock that is behind, `now` may be far in the future.
         due = now + delay if delay > 0 else 0.0
@@ -363,11 +375,23 @@ def _place_moves(
     return {number: place(each) for number, each in changed.items()}
 
 
-def _settled(page: QueuePage, changed: Mapping[int, PageMessage]) -> QueuePage:
-    return _prune(_shorten_errors(_with_messages(page, changed))) if changed else page
+def apply_ends(
+    page: QueuePage, changed: Mapping[int, PageMessage], now: float, targets: Targets
+) -> QueuePage:
+    """Return a page with messages that have ended or wait again, some of which leave it."""
+    if not changed:
+        return page
+    return _prune(_shorten_errors(with_messages(page, _place_moves(changed, now, targets))))
 
 
-def _build_failure(page: QueuePage, message: PageMessage, error: str, now: float) -> Failure:
+def mark_settled(message: PageMessage, move: Transition) -> str:
+    """Return the marks of a message after its claim has ended."""
+    marks = f"{message.claim}:{move} {message.marks}".split(" ")[:_MAX_MARKS]
+    return " ".join(marks).strip()
+
+
+def build_failure(page: QueuePage, message: PageMessage, error: str, now: float) -> Failure:
+    """Return an error of a message as it is stored."""
     session = page.find_session(message.claim)
     return Failure(attempt=message.attempts, error=shorten_error(error), at=now, session=session)
 
@@ -397,12 +421,13 @@ def _find_places(page: QueuePage, ids: Collection[str]) -> dict[str, int]:
     return {each.id: place for place, each in enumerate(page.messages) if each.id in wanted}
 
 
-def _with_messages(
+def with_messages(
     page: QueuePage,
     changed: Mapping[int, PageMessage],
     *,
     claims: tuple[PageClaim, ...] | None = None,
 ) -> QueuePage:
+    """Return a page with other messages at some places."""
     if not changed:
         return page
     messages = list(page.messages)

@@ -24,14 +24,18 @@ from jobsync.queue.pages.page import (
     QueuePage,
     read_page,
 )
-from jobsync.queue.pages.page_reader import ListedPage, PageReader
+from jobsync.queue.pages.page_reader import ListedPage, OpenPage, PageReader
+from jobsync.queue.pages.page_store import PageStore
+from jobsync.queue.pages.results import find_result_problem
 from jobsync.stores.contract import Record
 
 __all__ = [
     "build_content",
+    "build_open_info",
     "check_page_cursor",
     "count_newer",
     "find_infos",
+    "find_place",
     "read_infos",
     "select_page",
 ]
@@ -74,6 +78,54 @@ async def find_infos(
         if len(found) == len(set(ids)):
             return found
     return [info for info in await read_infos(pages, queue, now) if info.id in ids]
+
+
+async def find_place(pages: PageStore, name: str) -> str | None:
+    """Return the page of a message, after its move if it moves; None if it is in none.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    born = _read_birth(name)
+    if born is not None:
+        place = await _search(pages, name, await pages.list_between(born - _NEAR, born + _NEAR))
+        if place is not None:
+            return place
+    for lane in (LIVE_LANE, DEAD_LANE):
+        place = await _search(pages, name, await pages.list_all(lane))
+        if place is not None:
+            return place
+    return None
+
+
+async def _search(pages: PageStore, name: str, listed: Sequence[ListedPage]) -> str | None:
+    for start in range(0, len(listed), _READ_AT_ONCE):
+        part = {page.place: page.version for page in listed[start : start + _READ_AT_ONCE]}
+        for place, opened in (await pages.read(part)).items():
+            found = [
+                each for each in opened.page.messages if each.id == name and each.state != "moved"
+            ]
+            if found and found[0].move:
+                await pages.finish_moves(place)
+                return found[0].move
+            if found:
+                return place
+    return None
+
+
+def build_open_info(
+    pages: PageReader,
+    queue: str,
+    now: float,
+    place: str,
+    opened: OpenPage,
+    found: tuple[int, PageMessage],
+) -> MessageInfo:
+    """Return a message of a page that was read."""
+    position, message = found
+    cursor = f"{place.rpartition('/')[2]} {position:04}"
+    left = pages.find_left(place, message)
+    return _build_info(queue, opened.page, message, opened.record, now, left, cursor)
 
 
 def _read_birth(name: str) -> float | None:
@@ -156,6 +208,11 @@ def _build_info(
         finished=None if is_live else message.finished,
         seen=now,
         format=record.format,
+        progress=message.progress if state == "claimed" else None,
+        progress_note=message.progress_note if state == "claimed" else "",
+        progress_at=message.progress_at or None,
+        result=message.result,
+        result_problem=find_result_problem(message),
         cursor=cursor if is_live else f"{message.finished!r} {message.id}",
     )
 

@@ -38,6 +38,7 @@ __all__ = [
     "MAX_MESSAGES",
     "MAX_PUSH_BYTES",
     "PAGE_FORMAT",
+    "RESULT_MARK",
     "PageClaim",
     "PageMark",
     "PageMessage",
@@ -58,6 +59,9 @@ MAX_MESSAGES = 1_000
 MAX_PUSH_BYTES = 3 * 1024 * 1024
 """The most bytes of the messages in a new page. Claims and errors are added to it later, and a
 record has at most 4 MB."""
+
+RESULT_MARK = "result"
+"""Among the marks of a completed message whose handler returned something."""
 
 LIVE_LANE = "0"
 DEAD_LANE = "dead"
@@ -140,6 +144,14 @@ class PageMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How its latest claims were settled, the newest first: `claim:move claim:move`."""
     move: str = ""
     """The page that it is moved to, as `lane/name`: its state is already that of its copy there."""
+    progress: float | None = None
+    """How far its handler is, while it is claimed."""
+    progress_note: str = ""
+    progress_at: _Time = 0.0
+    result: Json = None
+    """What its handler returned, if it is completed. The mark `RESULT_MARK` says that there is one:
+    code that does not know this field drops it, and keeps the mark."""
+    result_problem: str = ""
 
     def is_claimable(self, now: float) -> bool:
         """Whether it can be claimed at a time of day."""

@@ -50,6 +50,7 @@ from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.doubtful_keys import DoubtfulKeys
 from jobsync.queue.sql.joined_connections import unwrap_connection
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
+from jobsync.queue.sql.single_message import SqlMessageOperations
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
 from jobsync.stores.scan import check_age, check_limit
@@ -104,7 +105,7 @@ class ClaimedRows(NamedTuple):
         return self._replace(due=seconds if self.due is None else min(self.due, seconds))
 
 
-class SqlBackend(QueueBackend):
+class SqlBackend(SqlMessageOperations, QueueBackend):
     """Base class for the backends on SQL databases.
 
     Args:
@@ -224,6 +225,7 @@ class SqlBackend(QueueBackend):
         is_free = self.limits.max_concurrency is not None
         if is_free or any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)
+        self._announce_ends(settlements)
         return [name in settled for name in ids]
 
     async def end_claims(

@@ -107,6 +107,11 @@ class _InfoRow(NamedTuple):
     priority: int
     group: str | None
     cursor: str
+    progress: float | None = None
+    progress_note: str | None = None
+    progress_at: float | None = None
+    result: str | None = None
+    result_problem: str | None = None
 
 
 def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
@@ -119,6 +124,7 @@ def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[Messag
 
 def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
     value, is_readable = _decode_or_text(row.payload, row.id)
+    result, _ = _decode_or_text(row.result, row.id)
     return MessageInfo(
         queue=row.queue,
         id=row.id,
@@ -139,6 +145,11 @@ def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
         format=row.format,
         priority=row.priority,
         group=row.group,
+        progress=row.progress,
+        progress_note=row.progress_note or "",
+        progress_at=row.progress_at,
+        result=result,
+        result_problem=row.result_problem or "",
         cursor=row.cursor,
     )
 

@@ -22,11 +22,11 @@ from psycopg.errors import UndefinedTable
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import LAPSED, SPARED, MessageState
-from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.sql.claims import ANSWERS_TTL, MAX_CLAIM_BYTES, UnsettledClaims
+from jobsync.queue.sql.claims import MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
@@ -35,6 +35,8 @@ from jobsync.queue.sql.common import (
 )
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.message_rows import encode_error, find_stored_states
+from jobsync.queue.sql.postgres_forgetting import PostgresForgetting
+from jobsync.queue.sql.postgres_messages import build_results
 from jobsync.queue.sql.postgres_places import (
     PostgresPlaces,
     build_columns,
@@ -101,7 +103,7 @@ class _ScanState(msgspec.Struct):
     last_full: Mono = Mono(float("-inf"))
 
 
-class PostgresBackend(SqlBackend):
+class PostgresBackend(PostgresForgetting, SqlBackend):
     """The messages of a queue in a schema.
 
     Args:
@@ -305,6 +307,32 @@ class PostgresBackend(SqlBackend):
         )
 
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:
+        if all(each.result is None for each in batch):
+            return await self._settle_plain(batch)
+        completed = [each for each in batch if each.move == "complete" and not each.error]
+        others = [each for each in batch if each.move != "complete" or each.error]
+        settled = await self._complete_with_results(completed)
+        try:
+            return settled | (await self._settle_plain(others) if others else set())
+        except (Misconfigured, Unavailable) as error:
+            raise OutcomeUnknown(self.topic, str(error)) from error
+
+    async def _complete_with_results(self, batch: Sequence[Settlement]) -> set[str]:
+        """Complete messages, and keep what their handlers returned."""
+        ids = [settlement.receipt.id for settlement in batch]
+        claims = [settlement.receipt.claim for settlement in batch]
+        for claim in claims:
+            self._unsettled.remove(claim)
+        parameters = {"queue": self.queue, **find_claims(ids, claims), **build_results(batch)}
+        rows = await self._run("complete_with_results", parameters)
+        settled = {name for name, claim in rows if claim is None}
+        grouped = {claim for _, claim in rows if claim is not None}
+        if grouped:
+            left = [each for each in batch if each.receipt.claim in grouped]
+            settled |= await self._settle_groups(left)
+        return settled
+
+    async def _settle_plain(self, batch: Sequence[Settlement]) -> set[str]:
         ids = [settlement.receipt.id for settlement in batch]
         claims = [settlement.receipt.claim for settlement in batch]
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
@@ -324,8 +352,10 @@ class PostgresBackend(SqlBackend):
 
     async def _settle_groups(self, batch: Sequence[Settlement]) -> set[str]:
         """Settle messages of claims of which some have groups; let the next ones be heads."""
-        columns = build_columns(batch)
-        settled = await self._access.run_steps(lambda: self._places.settle(columns), self.topic)
+        columns, results = build_columns(batch), build_results(batch)
+        settled = await self._access.run_steps(
+            lambda: self._places.settle(columns, results), self.topic
+        )
         self._notifications.wake(self.topic)
         return settled
 
@@ -395,33 +425,6 @@ class PostgresBackend(SqlBackend):
 
     async def _resume(self) -> bool:
         return bool(await self._run_repeatable("resume", {"queue": self.queue}))
-
-    async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
-        parameters = {"queue": self.queue, "older_than": float(older_than), "limit": limit}
-        ((count,),) = await self._run("forget", {**parameters, "state": state})
-        if state != "completed" or count >= limit:
-            return int(count)
-        return int(count) + await self._forget_claims(parameters)
-
-    async def _forget_claims(self, parameters: Mapping[str, Any]) -> int:
-        """Forget completed messages, and claims that nobody asks about; count the messages."""
-        is_old = parameters["older_than"] >= ANSWERS_TTL
-        ((closed,),) = await self._run(
-            "forget_claims" if is_old else "forget_completed", parameters
-        )
-        ((single,),) = await self._run("forget_in_claims", parameters)
-        kept = max(parameters["older_than"], ANSWERS_TTL)
-        is_more = True
-        while is_more:
-            ((removed,),) = await self._run("forget_answers", {**parameters, "older_than": kept})
-            is_more = removed >= parameters["limit"]
-        return int(closed + single)
-
-    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
-        """Remove keys that nobody holds."""
-        parameters = {"queue": self.queue, "after": after, "limit": limit}
-        ((last, removed, seen),) = await self._run_repeatable("forget_keys", parameters)
-        return SeenKeys(last if seen == limit else "", removed)
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         return await self._access.run(self._sql[name], parameters, self.topic)

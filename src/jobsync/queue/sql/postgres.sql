@@ -397,9 +397,8 @@ WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('
 AND groups IS NULL
 RETURNING 1;
 
--- name: complete
--- Complete messages; return the ids of those that are completed, by this statement or an earlier one.
--- It reads no payloads. Claims with groups are left alone, and returned.
+-- fragment: completing
+-- Complete messages. It reads no payloads. Claims with groups are left alone.
 WITH claims AS MATERIALIZED (
   SELECT claim, ids, outcomes, dues, finished FROM {schema}.jobsync_claim
   WHERE claim = ANY (%(distinct)s::text[]) AND groups IS NULL ORDER BY claim FOR UPDATE
@@ -429,8 +428,16 @@ WITH claims AS MATERIALIZED (
     payloads = CASE WHEN e.open > 0 THEN c.payloads END
   FROM ended AS e WHERE c.claim = e.claim
 )
+
+-- fragment: completed_ids
+-- The ids of those that are completed, by this statement or an earlier one; and claims with groups.
 SELECT id, NULL FROM places WHERE is_given AND outcome IN ('c', 'f')
-UNION ALL {grouped_claims};
+UNION ALL {grouped_claims}
+
+-- name: complete
+-- Complete messages; return the ids of those that are completed.
+{completing}
+{completed_ids};
 
 -- name: find_outcome
 -- How a message of a claim was settled. A transaction that is about to settle it has ended before.
@@ -575,23 +582,33 @@ WHERE queue = %(queue)s AND state = %(state)s AND (finished, id) > {after}
 ORDER BY finished, id LIMIT %(limit)s;
 
 -- name: find
--- Find messages of any queue by id.
-SELECT {waiting} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
-UNION ALL
-SELECT {claimed} FROM unnest(%(ids)s::text[]) AS g (id)
-JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
-WHERE p.id = g.id AND p.outcome = 'o'
-UNION ALL
-SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
-JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
-WHERE p.id = g.id AND p.outcome = 'c'
-UNION ALL
-SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
-JOIN {schema}.jobsync_claim AS c ON c.closed IS NOT NULL AND c.high >= g.id AND c.low <= g.id
-{in_claim}
-WHERE p.id = g.id AND p.outcome = 'c'
-UNION ALL
-SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]);
+-- Find messages of any queue by id, each with its progress or its result.
+WITH found (
+  queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect, enqueued,
+  due, claimed, finished, seen, format, priority, group_name, cursor
+) AS (
+  SELECT {waiting} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
+  UNION ALL
+  SELECT {claimed} FROM unnest(%(ids)s::text[]) AS g (id)
+  JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
+  WHERE p.id = g.id AND p.outcome = 'o'
+  UNION ALL
+  SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
+  JOIN {schema}.jobsync_claim AS c ON c.closed IS NULL AND c.high >= g.id AND c.low <= g.id {in_claim}
+  WHERE p.id = g.id AND p.outcome = 'c'
+  UNION ALL
+  SELECT {completed} FROM unnest(%(ids)s::text[]) AS g (id)
+  JOIN {schema}.jobsync_claim AS c ON c.closed IS NOT NULL AND c.high >= g.id AND c.low <= g.id
+  {in_claim}
+  WHERE p.id = g.id AND p.outcome = 'c'
+  UNION ALL
+  SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[])
+)
+SELECT f.*, t.progress, t.note, extract(epoch FROM t.reported)::float8, r.result, r.problem
+FROM found AS f
+LEFT JOIN {schema}.jobsync_progress AS t
+ON t.id = f.id AND t.deliveries = f.deliveries AND f.state = 'claimed'
+LEFT JOIN {schema}.jobsync_result AS r ON r.id = f.id AND f.state = 'completed';
 
 -- name: find_head
 -- The head of a group.
@@ -723,6 +740,9 @@ WITH live AS (
     closed = coalesce(c.closed, CASE WHEN c.open = g.open THEN clock_timestamp() END),
     payloads = CASE WHEN c.open > g.open THEN c.payloads END
   FROM claims AS g WHERE c.claim = g.claim AND (g.open > 0 OR g.completed > 0)
+), results AS (
+  DELETE FROM {schema}.jobsync_result
+  WHERE queue = %(queue)s AND 'completed' = ANY (%(states)s::text[])
 )
 SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished)
   + (SELECT coalesce(sum(open + completed), 0) FROM claims),
@@ -947,3 +967,130 @@ FROM {schema}.jobsync_limit WHERE queue = %(queue)s;
 -- Record how many more messages the rate allows to claim.
 UPDATE {schema}.jobsync_limit SET tokens = %(tokens)s, refilled = clock_timestamp()
 WHERE queue = %(queue)s RETURNING 1;
+
+-- name: complete_with_results
+-- Complete messages and keep what their handlers returned; return the ids of those that are completed.
+{completing}, results AS (
+  INSERT INTO {schema}.jobsync_result (id, queue, result, problem, finished)
+  SELECT p.id, %(queue)s, g.result, g.problem, p.finished FROM places AS p
+  JOIN unnest(%(ids)s::text[], %(results)s::text[], %(problems)s::text[])
+    AS g (id, result, problem) ON g.id = p.id
+  WHERE p.is_ended AND (g.result IS NOT NULL OR g.problem <> '') ORDER BY p.id
+  ON CONFLICT (id) DO UPDATE
+  SET result = excluded.result, problem = excluded.problem, finished = excluded.finished
+)
+{completed_ids};
+
+-- name: insert_results
+-- Keep what the handlers of messages returned that were completed by the statement before.
+INSERT INTO {schema}.jobsync_result (id, queue, result, problem, finished)
+SELECT id, %(queue)s, result, problem, clock_timestamp()
+FROM unnest(%(ids)s::text[], %(results)s::text[], %(problems)s::text[]) AS g (id, result, problem)
+WHERE id = ANY (%(settled)s::text[]) AND (result IS NOT NULL OR problem <> '') ORDER BY id
+ON CONFLICT (id) DO UPDATE
+SET result = excluded.result, problem = excluded.problem, finished = excluded.finished RETURNING 1;
+
+-- name: forget_results
+-- Delete the results of messages that were completed long ago.
+WITH old AS MATERIALIZED (
+  SELECT id FROM {schema}.jobsync_result WHERE queue = %(queue)s AND finished < {forget_before}
+  ORDER BY finished LIMIT %(limit)s
+), gone AS (
+  DELETE FROM {schema}.jobsync_result AS r USING old WHERE r.id = old.id RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: report_progress
+-- Store how far handlers are. A late report of an earlier delivery changes nothing.
+INSERT INTO {schema}.jobsync_progress AS t (id, queue, deliveries, progress, note, reported)
+SELECT id, %(queue)s, deliveries, progress, note, clock_timestamp()
+FROM unnest(
+  %(ids)s::text[], %(deliveries)s::integer[], %(progress)s::float8[], %(notes)s::text[]
+) AS g (id, deliveries, progress, note) ORDER BY id
+ON CONFLICT (id) DO UPDATE
+SET deliveries = excluded.deliveries, progress = excluded.progress, note = excluded.note,
+  reported = excluded.reported
+WHERE t.deliveries <= excluded.deliveries RETURNING 1;
+
+-- name: clear_progress
+-- Delete what was reported about messages.
+DELETE FROM {schema}.jobsync_progress WHERE id = ANY (%(ids)s::text[]) RETURNING 1;
+
+-- name: forget_progress
+-- Delete what was reported long ago: its process has died since.
+DELETE FROM {schema}.jobsync_progress WHERE queue = %(queue)s AND reported < {forget_before}
+RETURNING 1;
+
+-- name: cancel_waiting
+-- Cancel a message that is not claimed.
+WITH gone AS (
+  DELETE FROM {schema}.jobsync_message
+  WHERE id = %(id)s AND queue = %(queue)s AND {is_known} RETURNING *
+), cancelled AS (
+  SELECT p.*, {attempt} AS attempt, {kept_errors} || {error_line} AS next_errors
+  FROM gone AS p, (SELECT %(error)s AS error) AS g, (SELECT '' AS session) AS c
+), kept AS (
+  INSERT INTO {schema}.jobsync_finished (
+    id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, errors,
+    enqueued, format, task, priority, group_name
+  )
+  SELECT id, queue, 'cancelled', payload, deliveries, returned, max_attempts, timeout, '',
+    next_errors, enqueued, format, task, priority, group_name
+  FROM cancelled ON CONFLICT (id) DO NOTHING
+)
+SELECT attempt, '', CASE WHEN state <> 'blocked' THEN group_name END FROM cancelled;
+
+-- name: cancel_claimed
+-- Cancel a claimed message: end its claim.
+WITH claims AS MATERIALIZED (
+  SELECT * FROM {schema}.jobsync_claim
+  WHERE queue = %(queue)s AND closed IS NULL AND high >= %(id)s AND low <= %(id)s
+  AND %(id)s = ANY (ids) AND {is_known} ORDER BY claim FOR UPDATE
+), places AS MATERIALIZED (
+  SELECT c.claim, c.queue, c.session, c.format, p.place, p.id, p.position, p.payload, p.deliveries,
+    p.returned, p.max_attempts, p.timeout, p.errors, p.enqueued, p.task, p.due, p.priority,
+    p.group_name, {attempt} AS attempt, false AS is_suspect, g.is_ended, 'cancelled' AS state,
+    CASE WHEN g.is_ended THEN 'v' ELSE p.outcome END AS outcome,
+    CASE WHEN g.is_ended THEN clock_timestamp() ELSE p.finished END AS finished,
+    clock_timestamp() AS next_due, p.returned AS next_returned,
+    {kept_errors} || {error_line} AS next_errors
+  FROM claims AS c {in_claim} CROSS JOIN LATERAL (
+    SELECT %(error)s AS error, coalesce(p.outcome = 'o' AND p.id = %(id)s, false) AS is_ended
+  ) AS g
+), {end_places}
+SELECT attempt, session, group_name FROM places WHERE is_ended;
+
+-- name: delete_waiting
+-- Delete a message that is not claimed.
+DELETE FROM {schema}.jobsync_message
+WHERE id = %(id)s AND queue = %(queue)s AND {is_known}
+RETURNING CASE WHEN state <> 'blocked' THEN group_name END;
+
+-- name: delete_finished
+-- Delete a finished message, and its result. The row of its claim stays: it answers settlements.
+WITH gone AS (
+  DELETE FROM {schema}.jobsync_finished
+  WHERE id = %(id)s AND queue = %(queue)s AND {is_known} RETURNING 1
+), forgotten AS (
+  UPDATE {schema}.jobsync_claim
+  SET outcomes = overlay(outcomes PLACING 'f' FROM array_position(ids, %(id)s)),
+    completed = completed - 1
+  WHERE claim = ANY (ARRAY (
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE closed IS NULL AND high >= %(id)s AND low <= %(id)s
+    UNION ALL
+    SELECT claim FROM {schema}.jobsync_claim
+    WHERE closed IS NOT NULL AND high >= %(id)s AND low <= %(id)s
+  )) AND queue = %(queue)s AND {is_known} AND %(id)s = ANY (ids)
+  AND substr(outcomes, array_position(ids, %(id)s), 1) = 'c'
+  RETURNING 1
+), results AS (
+  DELETE FROM {schema}.jobsync_result WHERE id = %(id)s AND queue = %(queue)s
+)
+SELECT 1 FROM gone UNION ALL SELECT 1 FROM forgotten;
+
+-- name: run_now
+-- End the delay of a message.
+UPDATE {schema}.jobsync_message SET due = clock_timestamp()
+WHERE id = %(id)s AND queue = %(queue)s AND state = 'waiting' AND due > {now} AND {is_known}
+RETURNING 1;

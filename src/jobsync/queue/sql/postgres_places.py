@@ -51,11 +51,28 @@ class PostgresPlaces(Places):
         wait = yield from self.end_claim(limits, allowance, claimed)
         return rows, allowance.most, wait
 
-    def settle(self, columns: Mapping[str, Any]) -> Steps[set[str]]:
-        """Settle messages of claims with groups; return the ids of those settled so."""
+    def settle(
+        self, columns: Mapping[str, Any], results: Mapping[str, Any] | None = None
+    ) -> Steps[set[str]]:
+        """Settle messages of claims with groups; return the ids of those settled so.
+
+        Args:
+            columns: the settlements.
+            results: what the handlers of completed messages returned.
+        """
         rows = yield self._fill("settle", **columns, with_groups=True)
         yield from self.release(name for _, name in rows if name is not None)
-        return {name for name, _ in rows}
+        settled = {name for name, _ in rows}
+        if results is not None:
+            kept = {"ids": columns["ids"], "settled": as_array(sorted(settled)), **results}
+            yield self._fill("insert_results", **kept)
+        return settled
+
+    def end_message(self, statement: str, parameters: Mapping[str, Any]) -> Steps[list[Any]]:
+        """End a message by a statement that returns its group last, if it was its head."""
+        rows = yield self._fill(statement, **parameters)
+        yield from self.release(row[-1] for row in rows if row[-1] is not None)
+        return rows
 
     def end_claims(self, parameters: Mapping[str, Any]) -> Steps[list[Any]]:
         """End claims; return a row for each of their messages."""

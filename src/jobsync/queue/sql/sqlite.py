@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from jobsync.components import Components
 from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, SeenKeys, Settlement
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import ANSWERS_TTL, UnsettledClaims
@@ -31,11 +31,12 @@ from jobsync.queue.sql.sqlite_claims import (
     complete_claim,
     end_lapsed,
     extend_claim,
-    forget_completed,
     insert_claim,
     settle_claim,
 )
-from jobsync.queue.sql.sqlite_directory import read_clock
+from jobsync.queue.sql.sqlite_directory import find_rows, read_clock
+from jobsync.queue.sql.sqlite_forgetting import forget_completed
+from jobsync.queue.sql.sqlite_messages import SqliteMessageOperations, forget_results
 from jobsync.queue.sql.sqlite_places import (
     SQL,
     SqlitePlaces,
@@ -55,7 +56,7 @@ _ID, _FINISHED = 1, 13
 """Indices in the row of a message for display."""
 
 
-class SqliteBackend(SqlBackend):
+class SqliteBackend(SqliteMessageOperations, SqlBackend):
     """The messages of a queue in a file.
 
     Args:
@@ -227,7 +228,9 @@ class SqliteBackend(SqlBackend):
             claim
             for claim, part in parts.items()
             if self._unsettled.remove(claim) == {each.receipt.id for each in part}
-            and all(each.move == "complete" and not each.error for each in part)
+            and all(
+                each.move == "complete" and not each.error and each.result is None for each in part
+            )
         }
         corrupt: list[Corrupt] = []
         most_heads = self.limits.group_concurrency
@@ -339,6 +342,9 @@ class SqliteBackend(SqlBackend):
     async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._access.read(SQL["count"], {"queue": self.queue})
 
+    async def _find(self, ids: Sequence[str]) -> Sequence[Sequence[Any]]:
+        return await find_rows(self._access, ids)
+
     async def _find_newer(self) -> list[tuple[int, int]]:
         return await self._access.read(SQL["find_newer"], {"queue": self.queue})
 
@@ -370,6 +376,7 @@ class SqliteBackend(SqlBackend):
             if "completed" in states:
                 purged += completed
                 connection.execute(SQL["purge_completed"], parameters)
+                connection.execute(SQL["delete_results"], parameters)
             run_steps(connection, self._places().release(ended))
             return purged
 
@@ -395,15 +402,22 @@ class SqliteBackend(SqlBackend):
             "before": now - older_than,
             "answered": now - max(older_than, ANSWERS_TTL),
             "limit": limit,
+            "now": now,
         }
 
-        def work(connection: sqlite3.Connection) -> int:
+        def work(connection: sqlite3.Connection) -> tuple[int, int]:
             count = connection.execute(SQL["forget"], parameters).rowcount
-            if state == "completed" and count < limit:
-                count += forget_completed(connection, parameters)
-            return count
+            if state != "completed" or count >= limit:
+                return count, 0
+            count += forget_completed(connection, parameters)
+            return count, forget_results(connection, parameters) if count < limit else 0
 
-        count = await self._access.write(work, self.topic)
+        def forget_more(connection: sqlite3.Connection) -> int:
+            return forget_results(connection, parameters)
+
+        count, results = await self._access.write(work, self.topic)
+        while results >= limit:
+            results = await self._access.write(forget_more, self.topic)
         while state == "completed" and await self._forget_answers(parameters) >= limit:
             pass
         return count
@@ -415,19 +429,6 @@ class SqliteBackend(SqlBackend):
             return connection.execute(SQL["forget_answers"], parameters).rowcount
 
         return await self._access.write(work, self.topic)
-
-    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
-        """Remove keys that nobody holds."""
-        parameters = {"queue": self.queue, "after": after, "limit": limit, "now": self._now()}
-
-        def work(connection: sqlite3.Connection) -> SeenKeys:
-            seen = connection.execute(SQL["see_keys"], parameters).fetchall()
-            gone = [key for key, is_held in seen if not is_held]
-            if gone:
-                connection.execute(SQL["delete_keys"], {**parameters, "keys": to_json(gone)})
-            return SeenKeys(seen[-1][0] if len(seen) == limit else "", len(gone))
-
-        return await self._write_repeatable(work)
 
     def _now(self) -> float:
         return self._access.clock.wall().seconds

@@ -406,18 +406,27 @@ WHERE queue = :queue AND state = :state AND (finished, id) > (:since, :after)
 ORDER BY finished, id LIMIT :limit;
 
 -- name: find
--- Find messages of any queue by id.
-SELECT {waiting} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
-UNION ALL
-SELECT {claimed} FROM {in_claim}
-WHERE c.number IN ({numbers}) AND c.open > 0 AND {outcome} = 'o'
-AND {item_id} IN (SELECT value FROM json_each(:ids))
-UNION ALL
-SELECT {completed}, '' FROM {in_claim}
-WHERE c.number IN ({numbers}) AND c.completed > 0 AND {outcome} = 'c'
-AND {item_id} IN (SELECT value FROM json_each(:ids))
-UNION ALL
-SELECT {finished}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids));
+-- Find messages of any queue by id, each with its progress or its result.
+WITH found (
+  queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect, enqueued,
+  due, claimed, finished, seen, format, priority, group_name, cursor
+) AS (
+  SELECT {waiting} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+  UNION ALL
+  SELECT {claimed} FROM {in_claim}
+  WHERE c.number IN ({numbers}) AND c.open > 0 AND {outcome} = 'o'
+  AND {item_id} IN (SELECT value FROM json_each(:ids))
+  UNION ALL
+  SELECT {completed}, '' FROM {in_claim}
+  WHERE c.number IN ({numbers}) AND c.completed > 0 AND {outcome} = 'c'
+  AND {item_id} IN (SELECT value FROM json_each(:ids))
+  UNION ALL
+  SELECT {finished}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
+)
+SELECT f.*, t.progress, t.note, t.reported, r.result, r.problem FROM found AS f
+LEFT JOIN jobsync_progress AS t
+ON t.id = f.id AND t.deliveries = f.deliveries AND f.state = 'claimed'
+LEFT JOIN jobsync_result AS r ON r.id = f.id AND f.state = 'completed';
 
 -- name: find_head
 -- The head of a group.
@@ -722,3 +731,78 @@ FROM jobsync_limit WHERE queue = :queue;
 -- name: use_tokens
 -- Record how many more messages the rate allows to claim.
 UPDATE jobsync_limit SET tokens = :tokens, boot = :boot, refilled = :mono WHERE queue = :queue;
+
+-- name: insert_result
+-- Keep what the handler of a completed message returned.
+INSERT INTO jobsync_result (id, queue, result, problem, finished)
+VALUES (:id, :queue, :result, :problem, :now)
+ON CONFLICT (id) DO UPDATE
+SET result = excluded.result, problem = excluded.problem, finished = excluded.finished;
+
+-- name: forget_results
+-- Delete the results of messages that were completed long ago.
+DELETE FROM jobsync_result WHERE id IN (
+  SELECT id FROM jobsync_result WHERE queue = :queue AND finished < :before
+  ORDER BY finished LIMIT :limit
+);
+
+-- name: delete_results
+-- Delete all results of a queue.
+DELETE FROM jobsync_result WHERE queue = :queue;
+
+-- name: report_progress
+-- Store how far a handler is. A late report of an earlier delivery changes nothing.
+INSERT INTO jobsync_progress (id, queue, deliveries, progress, note, reported)
+VALUES (:id, :queue, :deliveries, :progress, :note, :now)
+ON CONFLICT (id) DO UPDATE
+SET deliveries = excluded.deliveries, progress = excluded.progress, note = excluded.note,
+  reported = excluded.reported
+WHERE deliveries <= excluded.deliveries;
+
+-- name: clear_progress
+-- Delete what was reported about messages.
+DELETE FROM jobsync_progress WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: forget_progress
+-- Delete what was reported long ago: its process has died since.
+DELETE FROM jobsync_progress WHERE queue = :queue AND reported < :before;
+
+-- name: read_waiting
+-- The counters and the errors of a message that is not claimed.
+SELECT deliveries, returned, CAST(errors AS BLOB) FROM jobsync_message
+WHERE id = :id AND queue = :queue AND {is_known};
+
+-- name: cancel_waiting
+-- Record that a message which is not claimed was cancelled.
+INSERT INTO jobsync_finished (
+  id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
+  enqueued, finished, format, task, priority, group_name
+)
+SELECT id, queue, 'cancelled', payload, deliveries, returned, max_attempts, timeout, '', '', :errors,
+  enqueued, :now, format, task, priority, group_name
+FROM jobsync_message WHERE id = :id
+ON CONFLICT DO NOTHING;
+
+-- name: delete_waiting
+-- Delete a message that is not claimed.
+DELETE FROM jobsync_message WHERE id = :id AND queue = :queue AND {is_known}
+RETURNING CASE WHEN state <> 'blocked' THEN group_name END;
+
+-- name: delete_finished_message
+-- Delete a dead letter or a cancelled message.
+DELETE FROM jobsync_finished WHERE id = :id AND queue = :queue AND {is_known};
+
+-- name: find_claims
+-- The claims of a queue that may have one of these ids, open or with completed messages.
+SELECT {claim_row} FROM jobsync_claim
+WHERE number IN ({numbers}) AND queue = :queue AND (open > 0 OR completed > 0) AND {is_known};
+
+-- name: delete_result
+-- Delete the result of a message.
+DELETE FROM jobsync_result WHERE id = :id AND queue = :queue;
+
+-- name: run_now
+-- End the delay of a message.
+UPDATE jobsync_message SET due = :now, boot = :boot, wakes = :mono
+WHERE id = :id AND queue = :queue AND state = 'waiting'
+AND (boot <> :boot OR wakes IS NULL OR wakes > :mono) AND {is_known};

@@ -30,17 +30,22 @@ from jobsync.queue.sql.message_rows import keep_latest
 from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps, to_json
 
 __all__ = [
+    "COMPLETED",
+    "FORGOTTEN",
+    "OPEN",
+    "ClaimRow",
+    "Ending",
+    "add_failure",
     "complete_claim",
     "end_lapsed",
     "extend_claim",
-    "forget_completed",
     "insert_claim",
     "settle_claim",
 ]
 
 T = TypeVar("T")
 
-_OPEN, _COMPLETED, _FORGOTTEN, _LAPSED = "o", "c", "f", "l"
+OPEN, COMPLETED, FORGOTTEN, _LAPSED = "o", "c", "f", "l"
 """Letters of outcomes. The others are in `OUTCOMES`."""
 
 _MAX_COUNT = 2**31 - 1
@@ -81,7 +86,7 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_times = msgspec.json.Decoder(list[float | None]).decode
 
 
-class _Ending(NamedTuple):
+class Ending(NamedTuple):
     """How the claim of one message ends."""
 
     outcome: str
@@ -91,7 +96,7 @@ class _Ending(NamedTuple):
     is_suspect: bool = False
 
 
-class _ClaimRow(msgspec.Struct):
+class ClaimRow(msgspec.Struct):
     """The row of a claim; what a transaction changes is stored by `write`."""
 
     number: int
@@ -114,7 +119,7 @@ class _ClaimRow(msgspec.Struct):
     """The groups whose heads have ended."""
 
     @classmethod
-    def read(cls, row: Sequence[Any]) -> "_ClaimRow":
+    def read(cls, row: Sequence[Any]) -> "ClaimRow":
         """Return the claim of a row.
 
         Raises:
@@ -130,7 +135,7 @@ class _ClaimRow(msgspec.Struct):
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Corrupt(f"claim {claim}", f"it cannot be decoded ({error})") from error
         count = len(found)
-        letters = _pad([*outcomes], count, _OPEN)
+        letters = _pad([*outcomes], count, OPEN)
         return cls(
             number,
             claim,
@@ -148,7 +153,7 @@ class _ClaimRow(msgspec.Struct):
             _pad(texts, count, ""),
             [due if each is None else each for each in _pad(own_dues, count, None)],
             [
-                None if letter != _COMPLETED else finished if each is None else each
+                None if letter != COMPLETED else finished if each is None else each
                 for letter, each in zip(letters, _pad(own_times, count, None), strict=True)
             ],
         )
@@ -157,7 +162,7 @@ class _ClaimRow(msgspec.Struct):
         self,
         connection: sqlite3.Connection,
         place: int,
-        ending: _Ending,
+        ending: Ending,
         time: Mapping[str, float],
     ) -> None:
         """End the claim of one message, and move it to where it belongs now."""
@@ -168,10 +173,7 @@ class _ClaimRow(msgspec.Struct):
             self.freed.append(message.group)
         errors = self.errors[place]
         if ending.error:
-            failure = Failure(
-                message.attempt, shorten_error(ending.error), time["now"], self.session
-            )
-            errors = f"{keep_latest(errors)}{_encode(failure).decode()}\n"
+            errors = add_failure(errors, message.attempt, ending.error, time["now"], self.session)
         if step.target == "completed":
             self.finished = self.times[place] = time["now"]
             self.errors[place] = errors
@@ -198,8 +200,8 @@ class _ClaimRow(msgspec.Struct):
     def write(self, connection: sqlite3.Connection) -> None:
         """Store what has changed. Without open messages the claim is closed."""
         places = [*zip(self.outcomes, self.dues, self.times, strict=True)]
-        dues = [due for letter, due, _ in places if letter == _OPEN]
-        times = [time for letter, _, time in places if letter == _COMPLETED]
+        dues = [due for letter, due, _ in places if letter == OPEN]
+        times = [time for letter, _, time in places if letter == COMPLETED]
         is_uniform = all(time == self.finished for time in times)
         parameters = {
             "number": self.number,
@@ -252,7 +254,7 @@ def insert_claim(
         "open": len(rows),
         "low": min(ids),
         "high": max(ids),
-        "outcomes": _OPEN * len(rows),
+        "outcomes": OPEN * len(rows),
         "messages": to_json(messages),
         "errors": None,
         "payloads": None if is_large else payloads,
@@ -275,8 +277,8 @@ def complete_claim(connection: sqlite3.Connection, claim: str, count: int, now: 
     parameters = {
         "claim": claim,
         "count": count,
-        "outcomes": _COMPLETED * count,
-        "unsettled": _OPEN * count,
+        "outcomes": COMPLETED * count,
+        "unsettled": OPEN * count,
         "now": now,
     }
     row = connection.execute(SQL["complete_claim"], parameters).fetchone()
@@ -306,11 +308,13 @@ def settle_claim(
         if (place := places.get(name)) is None:
             continue
         outcome = row.outcomes[place]
-        if outcome == _OPEN:
-            ending = _Ending(wanted, settlement.move, settlement.error, settlement.delay)
+        if outcome == OPEN:
+            ending = Ending(wanted, settlement.move, settlement.error, settlement.delay)
             row.end(connection, place, ending, time)
+            if settlement.result is not None:
+                _insert_result(connection, row.queue, settlement, time["now"])
             is_changed = True
-        elif outcome != wanted and (outcome, wanted) != (_FORGOTTEN, _COMPLETED):
+        elif outcome != wanted and (outcome, wanted) != (FORGOTTEN, COMPLETED):
             continue
         settled.add(name)
     if is_changed:
@@ -339,7 +343,7 @@ def extend_claim(
     chosen = [
         place
         for place, (message, outcome) in enumerate(zip(row.messages, row.outcomes, strict=True))
-        if message.id in ids and outcome == _OPEN
+        if message.id in ids and outcome == OPEN
     ]
     if not chosen:
         return set()
@@ -373,11 +377,11 @@ def end_lapsed(
     Raises:
         Corrupt: the claim cannot be decoded.
     """
-    row = _ClaimRow.read(found)
+    row = ClaimRow.read(found)
     is_over = row.session in dead or row.boot != time["since_boot"]
     ended = []
     for place, message in enumerate(row.messages):
-        if row.outcomes[place] != _OPEN or message.id in keep:
+        if row.outcomes[place] != OPEN or message.id in keep:
             continue
         if not (is_over or row.dues[place] <= time["since"]):
             continue
@@ -385,7 +389,7 @@ def end_lapsed(
             is_suspect=row.is_suspect, attempts=message.attempt, max_attempts=message.max_attempts
         )
         error = SPARED if TRANSITIONS[move].returns else LAPSED
-        row.end(connection, place, _Ending(_LAPSED, move, error, is_suspect=True), time)
+        row.end(connection, place, Ending(_LAPSED, move, error, is_suspect=True), time)
         ended.append(
             EndedClaim(
                 id=message.id,
@@ -400,48 +404,27 @@ def end_lapsed(
     return ended
 
 
-def forget_completed(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> int:
-    """Forget messages that were completed long ago; return how many.
-
-    Args:
-        connection: the connection, in a transaction.
-        parameters: `queue`, `limit`, and the times `before` which messages are forgotten and
-            `answered` before which claims are deleted.
-    """
-    count, limit, before = 0, parameters["limit"], parameters["before"]
-    numbers: dict[bool, list[int]] = {True: [], False: []}
-    for number, completed, is_answered in connection.execute(SQL["find_old"], parameters):
-        numbers[bool(is_answered)].append(number)
-        count += completed
-        if count >= limit:
-            break
-    connection.execute(SQL["delete_claims"], {"numbers": to_json(numbers[True])})
-    connection.execute(SQL["forget_in_claims"], {"numbers": to_json(numbers[False])})
-    if count < limit:
-        rows = connection.execute(SQL["find_partly_old"], parameters).fetchall()
-        count += sum(_forget_in(connection, row, before) for row in rows)
-    return count
-
-
-def _forget_in(connection: sqlite3.Connection, found: Sequence[Any], before: float) -> int:
-    """Forget the messages of a claim that were completed long ago; return how many."""
-    try:
-        row = _ClaimRow.read(found)
-    except Corrupt:
-        # As a whole, once the latest one is old, it is forgotten without being decoded.
-        return 0
-    old = [place for place, time in enumerate(row.times) if time is not None and time < before]
-    for place in old:
-        row.outcomes[place], row.times[place] = _FORGOTTEN, None
-    row.write(connection)
-    return len(old)
-
-
-def _find_claim(connection: sqlite3.Connection, claim: str) -> _ClaimRow | None:
+def _find_claim(connection: sqlite3.Connection, claim: str) -> ClaimRow | None:
     row = connection.execute(SQL["read_claim"], {"claim": claim}).fetchone()
-    return None if row is None else _ClaimRow.read(row)
+    return None if row is None else ClaimRow.read(row)
 
 
 def _pad(items: list[T], count: int, default: T) -> list[T]:
     """Return as many items as there are messages, whatever somebody has written."""
     return [*items[:count], *[default] * (count - len(items))]
+
+
+def _insert_result(
+    connection: sqlite3.Connection, queue: str, settlement: Settlement, now: float
+) -> None:
+    result = settlement.result
+    if result is not None and settlement.move == "complete":
+        row = {"id": settlement.receipt.id, "queue": queue, "now": now}
+        row |= {"result": result.text, "problem": result.problem}
+        connection.execute(SQL["insert_result"], row)
+
+
+def add_failure(errors: str, attempt: int, error: str, now: float, session: str) -> str:
+    """Return the errors of a message with one more."""
+    failure = Failure(attempt, shorten_error(error), now, session)
+    return f"{keep_latest(errors)}{_encode(failure).decode()}\n"

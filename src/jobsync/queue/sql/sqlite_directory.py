@@ -9,7 +9,7 @@ from jobsync.queue.sql import MessageGroup, SqlDirectory
 from jobsync.queue.sql.sqlite_places import SQL, read_delay_clock, to_json
 from jobsync.stores.sql import SqliteAccess
 
-__all__ = ["SqliteQueueDirectory", "read_clock"]
+__all__ = ["SqliteQueueDirectory", "find_rows", "read_clock"]
 
 
 class SqliteQueueDirectory(SqlDirectory):
@@ -31,8 +31,7 @@ class SqliteQueueDirectory(SqlDirectory):
         return await self._access.read(SQL["list_pauses"])
 
     async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
-        parameters = {"ids": to_json([*ids]), **read_clock(self._access)}
-        return await self._access.read(SQL["find"], parameters)
+        return await find_rows(self._access, ids)
 
     async def _find_head(self, queue: str, group: str) -> Sequence[Sequence[Any]]:
         parameters = {"queue": queue, "group": group, **read_clock(self._access)}
@@ -57,3 +56,8 @@ def read_clock(access: SqliteAccess) -> dict[str, float]:
         "delay_boot": delay_boot,
         "delay_now": delay_now,
     }
+
+
+async def find_rows(access: SqliteAccess, ids: Collection[str]) -> Sequence[Sequence[Any]]:
+    """Read messages of any queue by id, each with its progress or its result."""
+    return await access.read(SQL["find"], {"ids": to_json([*ids]), **read_clock(access)})

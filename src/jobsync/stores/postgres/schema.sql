@@ -127,7 +127,7 @@ ADD COLUMN IF NOT EXISTS task text COLLATE "C" NOT NULL DEFAULT '';
 -- message, at its place. An array that is NULL has only zeros, empty texts or NULLs. `outcomes` has a
 -- letter for each message:
 --   o open, c completed, f completed and forgotten, x cancelled, r retried, d buried, b released,
---   s snoozed, l ended because it lapsed or its session died, p purged
+--   s snoozed, l ended because it lapsed or its session died, p purged, v cancelled from outside
 -- When no place is open the row is closed and its payloads are dropped. It stays as the record of the
 -- completed messages, and answers settlements that are repeated.
 CREATE TABLE IF NOT EXISTS {schema}.jobsync_claim (
@@ -280,6 +280,31 @@ CREATE TABLE IF NOT EXISTS {schema}.jobsync_key (
 -- Finds the key of a message.
 CREATE INDEX IF NOT EXISTS jobsync_key_id ON {schema}.jobsync_key (id);
 
+-- name: v7_result
+-- What handlers returned, if it was not None. A row belongs to a completed message.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_result (
+  id       text COLLATE "C" NOT NULL PRIMARY KEY,
+  queue    text COLLATE "C" NOT NULL,
+  result   text,                            -- JSON; NULL if it was not kept
+  problem  text NOT NULL DEFAULT '',        -- why it was not kept
+  finished timestamptz NOT NULL
+);
+
+-- name: v7_result_finished
+-- Results of a queue, oldest first.
+CREATE INDEX IF NOT EXISTS jobsync_result_finished ON {schema}.jobsync_result (queue, finished);
+
+-- name: v7_progress
+-- How far handlers are, if they have reported it. A row is about one delivery of a message.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_progress (
+  id         text COLLATE "C" NOT NULL PRIMARY KEY,
+  queue      text COLLATE "C" NOT NULL,
+  deliveries integer NOT NULL,
+  progress   double precision NOT NULL,
+  note       text NOT NULL,
+  reported   timestamptz NOT NULL
+);
+
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
 SELECT current_schema(), current_setting('server_encoding'),
@@ -330,5 +355,5 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
   {schema}.jobsync_message, {schema}.jobsync_claim, {schema}.jobsync_finished,
-  {schema}.jobsync_pause, {schema}.jobsync_group, {schema}.jobsync_key,
-  {schema}.jobsync_limit TO {role};
+  {schema}.jobsync_pause, {schema}.jobsync_group, {schema}.jobsync_key, {schema}.jobsync_limit,
+  {schema}.jobsync_result, {schema}.jobsync_progress TO {role};

@@ -129,7 +129,7 @@ ALTER TABLE jobsync_finished ADD COLUMN task TEXT NOT NULL DEFAULT '';
 -- Claims: one row for each batch that was claimed, with all its messages in order. `outcomes` has a
 -- letter for each message:
 --   o open, c completed, f completed and forgotten, x cancelled, r retried, d buried, b released,
---   s snoozed, l ended because it lapsed or its session died, p purged
+--   s snoozed, l ended because it lapsed or its session died, p purged, v cancelled from outside
 -- When no message is open the row is closed and its payloads are removed. It stays as the record of
 -- the completed messages, and answers settlements that are repeated.
 CREATE TABLE jobsync_claim (
@@ -293,6 +293,31 @@ CREATE TABLE jobsync_key (
 -- name: v8_key_id
 -- Finds the key of a message.
 CREATE INDEX jobsync_key_id ON jobsync_key (id);
+
+-- name: v8_result
+-- What handlers returned, if it was not None. A row belongs to a completed message.
+CREATE TABLE jobsync_result (
+  id       TEXT NOT NULL PRIMARY KEY,
+  queue    TEXT NOT NULL,
+  result   TEXT,             -- JSON; NULL if it was not kept
+  problem  TEXT NOT NULL,    -- why it was not kept
+  finished REAL NOT NULL     -- Unix seconds
+) STRICT, WITHOUT ROWID;
+
+-- name: v8_result_finished
+-- Results of a queue, oldest first.
+CREATE INDEX jobsync_result_finished ON jobsync_result (queue, finished);
+
+-- name: v8_progress
+-- How far handlers are, if they have reported it. A row is about one delivery of a message.
+CREATE TABLE jobsync_progress (
+  id         TEXT    NOT NULL PRIMARY KEY,
+  queue      TEXT    NOT NULL,
+  deliveries INTEGER NOT NULL,
+  progress   REAL    NOT NULL,
+  note       TEXT    NOT NULL,
+  reported   REAL    NOT NULL  -- Unix seconds
+) STRICT, WITHOUT ROWID;
 
 -- name: create_version_table
 -- Create the table that has the version of the tables, and the oldest version that code must know to

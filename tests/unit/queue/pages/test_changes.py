@@ -2,13 +2,17 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import NewMessage, Receipt, Settlement
-from jobsync.queue.pages import changes
+from jobsync.queue.pages import changes, message_changes
 from jobsync.queue.pages.changes import Claimant, Targets
-from jobsync.queue.pages.page import PageMark, PageMessage, QueuePage
+from jobsync.queue.pages.message_changes import CancelAnswer
+from jobsync.queue.pages.page import MAX_PUSH_BYTES, PageMark, PageMessage, QueuePage
+from jobsync.queue.pages.results import find_result_problem
+from jobsync.queue.single_message import ProgressReport, StoredResult
 
 NOW = 1_000.0
 TARGETS = Targets("dead/d", lambda due: f"0/{due:.0f}")
@@ -228,3 +232,58 @@ def test_each_renewal_of_a_claim_has_a_number_of_its_own() -> None:
         if len(numbers) == 2:
             page, _ = settle(page, "a", "c1", "complete")
     assert numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_cancel_from_outside_is_done_once_and_ends_the_claim(*, is_claimed: bool) -> None:
+    """Its mark makes the receipt stale; applied again, it does nothing."""
+    page = push("a", "b")
+    if is_claimed:
+        page, _ = claim(page)
+    after, answer = message_changes.cancel(page, "a", NOW, TARGETS)
+    assert answer.ended is not None
+    assert answer.ended.session == ("session of c1" if is_claimed else "")
+    message = find(after, "a")
+    assert (message.state, message.move, len(message.errors)) == ("cancelled", "dead/d", 1)
+    assert message_changes.cancel(after, "a", NOW, TARGETS) == (after, CancelAnswer(is_here=False))
+    moves: tuple[Transition, ...] = ("complete", "cancel")
+    for move in moves:
+        assert settle(after, "a", "c1", move) == (after, False)
+    assert find(after, "b") == find(page, "b")
+
+
+def test_progress_belongs_to_its_claim_and_ends_with_it() -> None:
+    """A report of another claim changes nothing."""
+    page, _ = claim(push("a"))
+    stale = ProgressReport(Receipt("a", 1, "c0@0/x"), 0.9, "")
+    assert message_changes.note_progress(page, [stale], NOW) is page
+    report = ProgressReport(Receipt("a", 1, "c1@0/x"), 0.4, "rows")
+    page = message_changes.note_progress(page, [report], NOW)
+    assert (find(page, "a").progress, find(page, "a").progress_note) == (0.4, "rows")
+    moves: tuple[Transition, ...] = ("retry", "complete", "bury")
+    for move in moves:
+        after, _ = settle(page, "a", "c1", move)
+        assert (find(after, "a").progress, find(after, "a").progress_note) == (None, "")
+
+
+def test_results_that_fill_a_page_are_not_kept() -> None:
+    """The messages are completed, and say why; what was there before stays."""
+    large = "x" * (MAX_PUSH_BYTES // 3)
+    page = changes.new_page(
+        "birth",
+        [NewMessage(id=name, value={"n": large}, max_attempts=4) for name in ("a", "b")]
+        + [NewMessage(id=name, value={}, max_attempts=4) for name in ("c", "d", "e")],
+        NOW,
+    )
+    page, _ = claim(page)
+    page, _ = settle(page, "c", "c1", "complete", result=StoredResult(f'"{"y" * 1000}"'))
+    page, done = settle(page, "d", "c1", "complete", result=StoredResult(f'"{large}"'))
+    assert done
+    assert find(page, "c").result == "y" * 1000
+    assert (find(page, "d").state, find(page, "d").result) == ("completed", None)
+    assert "more than 3,145,728 bytes" in find_result_problem(find(page, "d"))
+    # Code that does not know results drops them, and keeps the marks.
+    dropped = msgspec.structs.replace(find(page, "c"), result=None)
+    assert "older code" in find_result_problem(dropped)
+    page, _ = settle(page, "e", "c1", "complete")
+    assert find_result_problem(find(page, "e")) == ""

@@ -1,0 +1,189 @@
+"""The calls of a queue about stored messages, and those of programs with a loop of their own."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.codec import Json
+from jobsync.core.messages import MessageState
+from jobsync.database.database import Database
+from jobsync.database.supervisor import Work
+from jobsync.errors import Invalid
+from jobsync.queue.backend import MessageInfo, QueueBackend
+from jobsync.queue.local_workers import LocalWorkers
+from jobsync.queue.pull import ClaimedMessage, PulledClaims
+from jobsync.queue.reporter import QueueReporter
+from jobsync.queue.results import wait_for_result
+
+__all__ = ["PENDING", "MessageCalls"]
+
+_LARGEST_CLAIM = 1_000
+"""The most messages that a program claims at once: so many become suspects if it dies."""
+
+
+PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
+"""States of messages that nobody has claimed yet."""
+
+
+class MessageCalls(ABC):
+    """What `QueuePlugin` does with stored messages, and for programs that own their loop."""
+
+    _workers: LocalWorkers
+    _reporter: QueueReporter
+    _pulled: PulledClaims | None = None
+    _pulled_task: "asyncio.Task[None] | None" = None
+
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
+        """Return messages in a state, the oldest first; continue after the last one's `cursor`."""
+        return await self._get_backend().browse(state, after=after, limit=limit)
+
+    async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[MessageInfo]:
+        """Return the messages without attempts left, with every error."""
+        return await self._get_backend().browse("dead", after=after, limit=limit)
+
+    async def redrive(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
+        """Queue dead letters again, all or by id, with all their attempts; return how many.
+
+        Args:
+            ids: the messages; without ids, all dead letters.
+            limit: the most messages to queue again, the oldest first; None for no limit.
+        """
+        return await self._get_backend().redrive(ids, limit=limit)
+
+    async def purge(self, *, include_dead: bool = False) -> int:
+        """Remove unclaimed messages, optionally the dead letters too; return how many."""
+        return await self._get_backend().purge([*PENDING, *(("dead",) if include_dead else ())])
+
+    async def get(self, id: str) -> MessageInfo | None:
+        """Return a message in any state, with its progress or its result; None if it is unknown.
+
+        A completed message is known for `completed_ttl`.
+        """
+        return await self._get_backend().get(id)
+
+    async def cancel(self, id: str) -> bool:
+        """Cancel a message that is not finished; return whether this call did.
+
+        It is kept as `cancelled`, and `redrive([id])` queues it again. If it is claimed, its claim
+        ends: a coroutine that handles it is cancelled, a plain function sees `context.lost`, at
+        once in this process and at the next renewal in others. What the handler returns or raises
+        after that is refused. What it did before stays done.
+
+        Raises:
+            OutcomeUnknown: it may or may not have been cancelled; calling again is safe.
+        """
+        ended = await self._get_backend().cancel(id)
+        if ended is None:
+            return False
+        self._reporter.on_cancelled(ended)
+        if ended.session:
+            await self._workers.confirm(id)
+            if self._pulled is not None:
+                await self._pulled.confirm(id)
+        return True
+
+    async def delete(self, id: str) -> bool:
+        """Remove a message for good, in whatever state; return whether this call did.
+
+        Raises:
+            Invalid: it is claimed: cancel it first.
+            OutcomeUnknown: it may or may not have been deleted; calling again is safe.
+        """
+        answer = await self._get_backend().delete(id)
+        if answer == "claimed":
+            problem = "cannot be deleted while it is claimed"
+            raise Invalid("id", id, problem, "cancel it first: await queue.cancel(id)")
+        return answer == "deleted"
+
+    async def run_now(self, id: str) -> bool:
+        """End the delay of a message, or its pause after a failure; return whether it had one.
+
+        A message that is ready, claimed or finished has none: nothing happens to it. `redrive`
+        queues a dead letter again.
+
+        Raises:
+            OutcomeUnknown: it may or may not have ended; calling again is safe.
+        """
+        has_changed = await self._get_backend().run_now(id)
+        if has_changed:
+            self._workers.wake()
+        return has_changed
+
+    async def result(self, id: str, *, timeout: float | None = None) -> Json:
+        """Wait until a message is completed; return what its handler returned.
+
+        Args:
+            id: the message.
+            timeout: seconds to wait at most; None for no limit.
+
+        Raises:
+            NoResult: the message is dead, cancelled, unknown or forgotten, or its result could
+                not be kept; the error says which.
+            TimeoutError: it was not completed in time.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        clock = self.database.components.clock
+        return await wait_for_result(self._get_backend(), clock, id, timeout)
+
+    async def claim(self, limit: int = 1, *, wait: float = 0.0) -> list[ClaimedMessage]:
+        """Claim messages, for a program that owns its loop instead of a handler.
+
+        The claims are renewed in the background. Settle each with `ack` or `nack`. What is not
+        settled when the queue stops is returned, and what is dropped has failed an attempt.
+
+        A message whose worker died is claimed alone: then this returns one message, and none
+        while it is held, for a third of the visibility timeout.
+
+        Args:
+            limit: the most messages to claim.
+            wait: seconds to wait if there are none.
+
+        Returns:
+            The messages; fewer than `limit`, or none, if there are no more.
+
+        Raises:
+            Invalid: the queue is not running, or an argument is wrong.
+            Unavailable: the store does not answer; nothing was claimed.
+        """
+        check_count("limit", limit, least=1, most=_LARGEST_CLAIM)
+        check_seconds("wait", wait)
+        self._check_running()
+        if self._workers.is_paused:
+            return []
+        if self._pulled is None or self._pulled.ended.is_set():
+            self._pulled = self._build_pulled()
+            self._pulled_task = self.run_in_background(self._pulled.run, "claims")
+        return await self._pulled.claim(limit, wait)
+
+    def _stop_pulled(self) -> None:
+        """Start to return the messages that the program has not settled."""
+        if self._pulled is not None:
+            self._pulled.stop(self.database.time_left)
+
+    async def _wait_for_pulled(self) -> None:
+        """Wait until they are returned."""
+        task, self._pulled, self._pulled_task = self._pulled_task, None, None
+        if task is not None:
+            await asyncio.wait([task])
+
+    @property
+    @abstractmethod
+    def database(self) -> Database:
+        """The database of the queue."""
+
+    @abstractmethod
+    def run_in_background(self, work: Work, name: str) -> "asyncio.Task[None]":
+        """Run work until the plugin stops."""
+
+    @abstractmethod
+    def _check_running(self) -> None: ...
+
+    @abstractmethod
+    def _get_backend(self) -> QueueBackend: ...
+
+    @abstractmethod
+    def _build_pulled(self) -> PulledClaims: ...

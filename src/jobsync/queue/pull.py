@@ -1,0 +1,234 @@
+"""Claims for programs that own their loop: they ask for messages, and settle them one by one.
+
+    for message in await queue.claim(10, wait=20):
+        await message.ack(handle(message.data))
+
+A claim is renewed in the background while its object is held, and is lost as a worker's is: when
+the session of this process is in doubt, when it could not be renewed in time, or when somebody has
+ended it. What is not settled when the plugin stops is returned, without an attempt. A message whose
+object is dropped unsettled has failed an attempt: nobody else could settle it.
+"""
+
+import asyncio
+import weakref
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership
+from jobsync.core.clock import Seconds
+from jobsync.core.codec import Json
+from jobsync.core.messages import Completed, Failed, Returned
+from jobsync.core.retry import Retries
+from jobsync.database.document import Document
+from jobsync.errors import safe_str
+from jobsync.queue.backend import QueueBackend
+from jobsync.queue.claim_holder import ClaimHolder
+from jobsync.queue.in_flight import Delivery
+from jobsync.queue.reporter import QueueReporter
+from jobsync.queue.settings import QueueSettings
+from jobsync.queue.shutdown import CALLBACK_TIME
+
+__all__ = ["ClaimedMessage", "PulledClaims"]
+
+_DROPPED = "its claim was dropped: neither ack() nor nack() was called"
+_SHORTEST_WAIT: Seconds = 0.02
+_DISTRUST_WAIT: Seconds = 0.25
+_RETURN_TIME: Seconds = 5.0
+"""Seconds for the last settlements of a process that stops."""
+
+
+class ClaimedMessage:
+    """A message that this program has claimed with `QueuePlugin.claim`.
+
+    Attributes:
+        id: the message's id.
+        data: the message, as a handler reads it: `data.type` and `data["type"]`.
+        attempt: the number of this attempt, counted from 1.
+        max_attempts: how many attempts there are.
+        epoch: grows with every delivery of this message.
+    """
+
+    def __init__(self, delivery: Delivery, owner: "PulledClaims") -> None:
+        message = delivery.message
+        self.id = message.id
+        self.data: Document = delivery.document
+        self.attempt = message.attempt
+        self.max_attempts = message.max_attempts
+        self.epoch = message.receipt.deliveries
+        self._delivery = delivery
+        self._owner = owner
+
+    def __repr__(self) -> str:
+        return f"ClaimedMessage(id={self.id!r}, attempt={self.attempt}, lost={self.lost})"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim has ended, or may have. Stop: nothing counts any more."""
+        return self._delivery.is_lost
+
+    async def ack(self, result: Json = None) -> bool:
+        """Complete the message, and keep the result; False means that the claim had ended."""
+        return await self._owner.settle(self._delivery.message, Completed(result))
+
+    async def nack(self, error: object = "not acknowledged") -> bool:
+        """Fail this attempt; False means that the claim had ended."""
+        return await self._owner.settle(self._delivery.message, Failed(safe_str(error)))
+
+    async def extend(self, seconds: float) -> bool:
+        """Extend the claim to this many seconds from now; False means that it has ended.
+
+        Not needed to keep it: claims are renewed in the background.
+        """
+        return await self._owner.extend(self._delivery.message, seconds)
+
+    def progress(self, progress: float, note: str = "") -> None:
+        """Report how far the work is, from 0 to 1, as `context.progress` does."""
+        self._owner.report_progress(self._delivery.message, progress, note)
+
+
+class PulledClaims(ClaimHolder):
+    """The claims of this process that its program has asked for."""
+
+    expects_more = False
+    is_stopping = False
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        membership: Membership,
+        settings: QueueSettings,
+        retries: Retries,
+        components: Components,
+        reporter: QueueReporter,
+    ) -> None:
+        super().__init__(backend, membership, settings, retries, components, reporter)
+        self._stopping = asyncio.Event()
+        self._return_time = min(settings.grace, _RETURN_TIME)
+
+    async def claim(self, limit: int, wait: Seconds) -> list[ClaimedMessage]:
+        """Claim messages; if there are none, wait for some.
+
+        Raises:
+            Unavailable: the store does not answer; nothing was claimed.
+        """
+        end = self._clock.mono() + wait
+        while not self.is_stopping:
+            deliveries, pause = await self._try_to_claim(limit)
+            left = end - self._clock.mono()
+            if deliveries or left <= 0:
+                return [self._wrap(delivery) for delivery in deliveries]
+            await self._wait(min(left, pause))
+        return []
+
+    async def _try_to_claim(self, limit: int) -> tuple[list[Delivery], Seconds]:
+        """Return what was claimed, and the seconds after which to try again."""
+        if not self._membership.is_trusted:
+            return [], _DISTRUST_WAIT
+        pause = self._quarantine.wait(is_free=not self._in_flight)
+        if pause > 0:
+            return [], pause
+        if self._quarantine.is_wanted:
+            alone = await self._claim(1, suspects=True)
+            if alone.deliveries:
+                return alone.deliveries, 0.0
+        claimed = await self._claim(limit, suspects=False)
+        if self._quarantine.is_wanted and not claimed.deliveries:
+            return [], 0.0
+        next_change = claimed.result.next
+        interval = self._settings.poll_interval
+        pause = interval if next_change is None else min(interval, max(next_change, 0.0))
+        return claimed.deliveries, pause
+
+    async def _wait(self, seconds: Seconds) -> None:
+        """Wait for messages; return early if there may be some, or if this stops."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        news = asyncio.ensure_future(self.backend.wait(max(seconds, _SHORTEST_WAIT)))
+        try:
+            await asyncio.wait([stopping, news], return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                news.result()
+        finally:
+            stopping.cancel()
+            news.cancel()
+
+    def _wrap(self, delivery: Delivery) -> ClaimedMessage:
+        message = ClaimedMessage(delivery, self)
+        loop = asyncio.get_running_loop()
+        # Objects are dropped on any thread.
+        weakref.finalize(message, _call_on_loop, loop, self, delivery).atexit = False
+        return message
+
+    def drop(self, delivery: Delivery) -> None:
+        """Fail the attempt of a message whose object is gone, unless it is settled."""
+        self.conclude(delivery, Failed(_DROPPED))
+
+    def on_claimed(self, deliveries: list[Delivery]) -> None:
+        """Do nothing: the caller gets them."""
+
+    def on_lost(self, delivery: Delivery, reason: str) -> None:
+        """Report a claim that is lost."""
+        self._reporter.on_lost(delivery.message, reason)
+        self._quarantine.release(delivery)
+        self._changed.set()
+
+    def on_answer(self, delivery: Delivery | None, *, is_accepted: bool) -> None:
+        """Report a settlement that the store has answered."""
+        super().on_answer(delivery, is_accepted=is_accepted)
+        if delivery is not None:
+            self._quarantine.release(delivery)
+
+    async def run(self) -> None:
+        """Keep the claims until `stop`; then return those that are not settled."""
+        parts = (
+            self._in_flight.renew,
+            self._in_flight.watch,
+            self._completer.run,
+            self._reaper.run,
+            self._callbacks.watch,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                loops = [group.create_task(part()) for part in parts]
+                await self._stopping.wait()
+                await self._return_all()
+                for loop in loops:
+                    loop.cancel()
+        finally:
+            self.is_stopping = True
+            for delivery in list(self._in_flight):
+                self._in_flight.lose(delivery, "its process has stopped")
+            self.ended.set()
+
+    def stop(self, within: Seconds | None) -> None:
+        """Claim no more, return what is not settled, and end.
+
+        Args:
+            within: seconds that the caller can wait.
+        """
+        if within is not None:
+            self._return_time = min(self._return_time, max(0.0, within))
+        self.is_stopping = True
+        self._stopping.set()
+
+    async def _return_all(self) -> None:
+        returned = list(self._in_flight)
+        for delivery in returned:
+            self.conclude(delivery, Returned())
+        try:
+            async with asyncio.timeout(self._return_time):
+                await self._completer.flush()
+        except TimeoutError:
+            pass
+        for delivery in returned:
+            # Its holder has it no more.
+            delivery.is_lost = True
+        await self._callbacks.cancel(CALLBACK_TIME)
+
+
+def _call_on_loop(
+    loop: asyncio.AbstractEventLoop, claims: PulledClaims, delivery: Delivery
+) -> None:
+    try:
+        loop.call_soon_threadsafe(claims.drop, delivery)
+    except RuntimeError:
+        # The loop is closed: its process ends, and the claim with its session.
+        return

@@ -1,0 +1,68 @@
+"""What handlers return: how it is stored, and how others wait for it.
+
+A result is kept with its completed message, for as long as that is remembered. One that is not JSON
+or is too large is not kept: its message is completed all the same, because the work is done, and
+who asks for the result learns why there is none.
+"""
+
+from jobsync.core.clock import Clock, Seconds
+from jobsync.core.codec import Json, encode
+from jobsync.errors import Invalid, NoResult, format_error
+from jobsync.queue.backend import MessageInfo, QueueBackend
+from jobsync.queue.single_message import StoredResult
+
+__all__ = ["build_result", "wait_for_result"]
+
+_FIRST_PAUSE: Seconds = 0.05
+_LONGEST_PAUSE: Seconds = 1.0
+_LONGEST_BILLED_PAUSE: Seconds = 5.0
+"""Between two looks at a message whose end nobody announces."""
+_GROWTH = 1.5
+
+
+def build_result(value: Json, limit: int) -> StoredResult:
+    """Return what a handler returned, as it is stored; or why it is not."""
+    try:
+        return StoredResult(encode(value, "result", limit=limit).decode())
+    except KeyboardInterrupt:
+        raise
+    except Invalid as error:
+        return StoredResult(None, str(error))
+    except BaseException as error:  # noqa: BLE001 - a value of the user's may raise anything
+        return StoredResult(None, f"it is not JSON: {format_error(error)}")
+
+
+async def wait_for_result(
+    backend: QueueBackend, clock: Clock, name: str, timeout: Seconds | None
+) -> Json:
+    """Wait until a message is completed; return what its handler returned.
+
+    Raises:
+        NoResult: there is none, and there will be none.
+        TimeoutError: the message was not completed in time.
+    """
+    end = None if timeout is None else clock.mono() + timeout
+    pause, longest = _FIRST_PAUSE, _LONGEST_PAUSE
+    if backend.is_billed:
+        pause, longest = _LONGEST_PAUSE, _LONGEST_BILLED_PAUSE
+    while True:
+        info = await backend.get(name)
+        if info is not None and info.state == "completed" and not info.result_problem:
+            return info.result
+        if info is None or info.state in {"completed", "cancelled", "dead"}:
+            raise _build_error(name, info)
+        left = pause if end is None else end - clock.mono()
+        if left <= 0:
+            raise TimeoutError(f"message {name} is {info.state} after {timeout:g} s")
+        await backend.wait_for_end(min(left, pause))
+        pause = min(pause * _GROWTH, longest)
+
+
+def _build_error(name: str, info: MessageInfo | None) -> NoResult:
+    if info is None:
+        detail = "it was never pushed, was deleted, or was completed long ago and forgotten"
+        return NoResult(name, "unknown", detail)
+    if info.state == "completed":
+        return NoResult(name, "completed", f"its result was not kept: {info.result_problem}")
+    error = info.errors[-1].error.partition("\n")[0] if info.errors else ""
+    return NoResult(name, info.state, error or "no error was recorded")

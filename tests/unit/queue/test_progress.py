@@ -1,0 +1,104 @@
+"""Progress of handlers is stored seldom, in one request for all, and removed at the end."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import pytest
+
+from jobsync import Unavailable
+from jobsync.core.clock import Clock
+from jobsync.queue.backend import QueueBackend, Receipt
+from jobsync.queue.progress import ProgressWriter
+from jobsync.queue.results import build_result
+from jobsync.queue.single_message import ProgressReport
+
+
+class Stored:
+    """A backend that only stores progress, and a clock whose pauses end when the test says so."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.is_away = False
+        self.pauses: list[asyncio.Event] = []
+
+    async def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+        """Record a request."""
+        self.requests.append({each.receipt.id: (each.progress, each.note) for each in reports})
+        if self.is_away:
+            raise Unavailable("store", "away")
+
+    async def clear_progress(self, ids: Collection[str]) -> None:
+        """Record a request."""
+        self.requests.append(sorted(ids))
+
+    async def sleep(self, _: float) -> None:
+        """Wait for the test."""
+        self.pauses.append(asyncio.Event())
+        await self.pauses[-1].wait()
+
+
+async def settle_down() -> None:
+    """Let everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def stored() -> Stored:
+    """An empty store."""
+    return Stored()
+
+
+async def test_reports_collect_while_one_is_stored(stored: Stored) -> None:
+    """The latest of each message; nothing runs before the first one, and nothing is sent twice."""
+    tasks: list[asyncio.Task[None]] = []
+    writer = ProgressWriter(
+        lambda: tasks.append(asyncio.create_task(writer.run())),
+        lambda: cast("QueueBackend", stored),
+        lambda: cast("Clock", stored),
+    )
+    one, two = Receipt("1", 1, "c"), Receipt("2", 1, "c")
+    writer.end("1")
+    assert (tasks, writer.is_used) == ([], False)
+    writer.report(one, 0.1, "")
+    for wrong in (float("nan"), float("inf"), "0.5", None, 10**400):
+        writer.report(two, wrong, "")
+    await settle_down()
+    writer.report(one, 0.2, "")
+    writer.report(one, 1, "a\tb\n" + "x" * 300)
+    writer.report(two, 0.5, "")
+    await settle_down()
+    assert stored.requests == [{"1": (0.1, "")}]
+    stored.pauses.pop().set()
+    await settle_down()
+    assert stored.requests.pop() == {"1": (1.0, "a b " + "x" * 196), "2": (0.5, "")}
+    writer.report(two, 0.6, "")
+    writer.end("2")
+    stored.is_away = True
+    writer.report(one, 0.9, "")
+    stored.pauses.pop().set()
+    await settle_down()
+    assert stored.requests[-2:] == [["2"], {"1": (0.9, "")}]
+    tasks[0].cancel()
+    await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "problem"),
+    [
+        (0, "0", ""),
+        ({"a": [1, None]}, '{"a":[1,null]}', ""),
+        ("x" * 98, f'"{"x" * 98}"', ""),
+        ("x" * 99, None, "must be at most 100 bytes"),
+        (object(), None, "result"),
+        ({1, 2}, None, "result"),
+        (float("nan"), None, "result"),
+    ],
+)
+def test_a_result_is_json_or_has_a_problem(value: Any, text: str | None, problem: str) -> None:
+    """Whatever a handler returns."""
+    result = build_result(value, 100)
+    assert result.text == text
+    assert problem in result.problem
+    assert bool(result.problem) == (text is None)
