@@ -205,7 +205,7 @@ async def test_effects_in_transactions_happen_once_in_a_storm(
     Workers are killed, frozen and stopped; a server is restarted, and COMMITs are lost.
     """
     server = request.getfixturevalue("postgres") if kind == "postgres" else None
-    messages = 20_000 if full_scale else 300
+    messages = 20_000 if full_scale else 200
     seed = int(time.time()) if full_scale else SEED
     effects, begun = EffectTable(url), now()
     # Enough attempts for all that is lost.

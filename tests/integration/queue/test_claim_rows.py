@@ -271,3 +271,18 @@ async def test_many_claim_settle_and_end_at_once(postgres: PostgresServer, level
     assert accepted == Counter(names)
     assert await backends[0].count() == {"completed": len(names)}
     await location.close()
+
+
+async def test_old_suspects_are_found_one_after_the_other(
+    backend: QueueBackend, location: PostgresQueues
+) -> None:
+    """Found: a claim after a suspect's looked at the last two minutes only, and saw no others."""
+    await backend.push(new_messages("a", "b", "c"))
+    await claim(backend)
+    await backend.end_claims({ME})
+    location.execute("UPDATE {}.jobsync_message SET due = due - interval '5 minutes'")
+    for is_more in (True, True, False):
+        (suspect,) = await claim(backend, 1, suspects=True)
+        await settle(backend, [suspect], "complete")
+        claimed = await backend.claim(10, session=ME, visibility=60)
+        assert claimed.suspects is is_more

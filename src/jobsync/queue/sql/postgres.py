@@ -240,6 +240,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if claimed.rows and request.claim not in self._grouped:
             self._unsettled.add(request.claim, claimed.rows)
         if request.suspects:
+            # The next claim must see whether there are more, however old they are.
+            scan.next_full = start if claimed.rows else scan.next_full
             return claimed
         if is_full:
             self._schedule_full_scan(scan, start)
