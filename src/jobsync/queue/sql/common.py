@@ -145,17 +145,35 @@ class SqlBackend(QueueBackend):
     async def _place_and_check(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> Mapping[str, str]:
-        """Add messages where they belong; if the reply is lost, look whether they have arrived."""
+        """Add messages where they belong; if the reply is lost, look what has become of them."""
         try:
             return await self._place(new_messages, payloads)
         except OutcomeUnknown as unknown:
-            if not await self._has_arrived([message.id for message in new_messages]):
+            try:
+                holders = await self._look_up_placed(new_messages)
+            except JobsyncError:
+                # A failed check says nothing about the push.
+                holders = None
+            if holders is None:
                 raise unknown from None
+            return holders
         finally:
             self._notifications.wake(self.topic)
-        keys = {each.key: each.id for each in new_messages if each.key is not None}
-        holders = await self._find_holders(list(keys)) if keys else {}
-        return {keys[key]: name for key, name in holders.items() if name != keys[key]}
+
+    async def _look_up_placed(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str] | None:
+        """Return who holds the keys of messages that were not added; None if that is not known."""
+        if not await self._exists([message.id for message in new_messages]):
+            return None
+        keyed = {message.key: message.id for message in new_messages if message.key is not None}
+        found = await self._find_holders(list(keyed)) if keyed else {}
+        holders: dict[str, str] = {}
+        for key, name in keyed.items():
+            # Others may hold the key of a message that was added and has been handled since.
+            if found.get(key) != name and not await self._exists([name]):
+                if key not in found:
+                    return None
+                holders[name] = found[key]
+        return holders
 
     async def push_within(
         self, connection: object, new_messages: Sequence[NewMessage]

@@ -883,9 +883,10 @@ CROSS JOIN LATERAL unnest(c.ids, string_to_array(c.outcomes, NULL)) AS p (id, ou
 WHERE c.closed IS NULL AND {has_any_id} AND p.outcome = 'o' AND p.id = ANY (%(ids)s::text[]);
 
 -- name: replace
--- Replace a message that nobody has claimed.
+-- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE {schema}.jobsync_message
-SET payload = %(payload)s, max_attempts = %(max_attempts)s, timeout = %(timeout)s,
+SET payload = %(payload)s, max_attempts = %(max_attempts)s, returned = deliveries,
+  timeout = %(timeout)s,
   state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END,
   due = coalesce(
     to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'
