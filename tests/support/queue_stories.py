@@ -844,9 +844,19 @@ async def run_stormy_hours(
     *,
     trusts_clocks: bool,
     hours: float = 1.0,
+    draw: Callable[[QueueFleet, float], Iterator[Batch]] = draw_batches,
     **options: Any,
 ) -> None:
-    """Run a stormy hour, or several, and check what comes after it."""
+    """Run a stormy hour, or several, and check what comes after it.
+
+    Args:
+        world: the simulated world.
+        kinds: the strikes.
+        trusts_clocks: whether clocks keep running.
+        hours: how long it takes, with the calm at the end.
+        draw: yields what producers push until a time of the world.
+        options: for the fleet.
+    """
     dice = world.dice
     fleet = QueueFleet(
         world,
@@ -864,7 +874,7 @@ async def run_stormy_hours(
         fleet.add_worker(name)
     end = (hours - 0.3) * HOUR
     for name in ("producer", "other producer")[: dice.choice((1, 1, 2))]:
-        fleet.add_producer(name, lambda: draw_batches(fleet, end))
+        fleet.add_producer(name, lambda: draw(fleet, end))
     if dice.random() < 0.3:
         world.start(step_clock(fleet.store.clock, world, end))
         if fleet.store.counts_by_wall:

@@ -23,6 +23,7 @@ from jobsync.testing.message_invariants import (
 )
 from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
+from jobsync.testing.place_invariants import check_places
 from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
@@ -74,6 +75,7 @@ __all__ = [
     "check_firing",
     "check_messages",
     "check_orphans",
+    "check_places",
     "check_records",
     "check_redelivered",
     "check_repeats",

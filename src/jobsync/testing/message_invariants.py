@@ -18,12 +18,14 @@ A message makes only these transitions:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jobsync.testing.invariants import Violation
 from jobsync.testing.message_transitions import (
     MessageProblem,
     MessageTransition,
     RowDetails,
+    list_commits,
     list_ended_sessions,
     list_transitions,
 )
@@ -43,6 +45,7 @@ _SETTLEMENTS: Mapping[str, tuple[str, int, int]] = {
 }
 """The state after each settlement, the attempts that it returns, and the errors that it adds."""
 
+_COUNTERS = ("deliveries", "returned", "errors")
 _ROUNDING = 1e-6
 
 
@@ -73,7 +76,7 @@ def check_drained(history: Sequence[Occurrence]) -> list[Violation]:
     """
     last = {each.details["id"]: each for each in history if each.what == "row"}
     acknowledged = [
-        message[0]
+        (response.details.get("result") or {}).get(message[0], message[0])
         for response in history
         if response.what == "response" and "error" not in response.details
         for message in history[response.details["request"]].details.get("messages", ())
@@ -160,8 +163,11 @@ def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
     if before is None:
         yield from _check_push(step)
         return
-    if {before["state"], after["state"]}.isdisjoint(("gone", "both")):
-        yield from _check_constants(step, before)
+    yield from _check_constants(step, before)
+    is_placed = before["state"] == "blocked" or after["state"] == "ready" or step.replacement
+    if is_placed and after["state"] not in {"gone", "both"}:
+        yield from _check_move(step, before)
+        return
     match before["state"], after["state"]:
         case "ready" | "waiting", "claimed" | "waiting" as state:
             check = _check_claim if state == "claimed" else _check_adoption
@@ -170,7 +176,7 @@ def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
             yield from _check_extension(step, before)
         case "claimed", "waiting" | "completed" | "cancelled" | "dead":
             yield from (_check_settlement if step.settlement else _check_end)(step, before)
-        case "dead" | "cancelled", "waiting":
+        case "dead" | "cancelled", "waiting" | "blocked":
             yield from _check_redrive(step)
         case _, "gone":
             yield from _check_removal(step, before)
@@ -178,11 +184,28 @@ def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
             yield "Q3" if new == "both" else "Q10", f"no message goes from {old} to {new}"
 
 
+def _check_move(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    """Check a message that gets another place, or that another one replaces."""
+    match before["state"], step.after["state"]:
+        case "ready" | "waiting" | "blocked", "waiting" | "blocked" if step.replacement:
+            yield from _check_replacement(step, before, step.replacement)
+        case "waiting", "ready":
+            yield from _check_promotion(step, before)
+        case "blocked", "waiting":
+            yield from _check_release(step, before)
+        case old, new:
+            yield "Q10", f"no message goes from {old} to {new}"
+
+
 def _check_constants(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
-    after = step.after
-    if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
+    after, replacement = step.after, step.replacement
+    if not {before["state"], after["state"]}.isdisjoint(("gone", "both")):
+        return
+    if after["queue"] != before["queue"] or (
+        after["max_attempts"] != before["max_attempts"] and not replacement
+    ):
         yield "Q2", "it became another message"
-    if after["payload"] != before["payload"] and after["state"] != "completed":
+    if after["payload"] != before["payload"] and after["state"] != "completed" and not replacement:
         yield "Q2", "its payload has changed"
     if step.increase("deliveries") < 0:
         yield "Q6", "deliveries decreased"
@@ -190,7 +213,7 @@ def _check_constants(step: MessageTransition, before: RowDetails) -> Iterator[Me
 
 def _check_push(step: MessageTransition) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
-    if after["state"] not in _PENDING:
+    if after["state"] not in (*_PENDING, *(("blocked",) if "group" in step.place else ())):
         yield "Q10", f"no message begins as {after['state']}"
         return
     if after["deliveries"] or after["returned"] or after["errors"]:
@@ -201,12 +224,12 @@ def _check_push(step: MessageTransition) -> Iterator[MessageProblem]:
     if request["call"] != "push" or after["id"] not in messages:
         yield "Q2", "it was not pushed"
         return
-    payload, delay, max_attempts = messages[after["id"]]
+    payload, delay, max_attempts = messages[after["id"]][:3]
     if (payload, max_attempts) != (after["payload"], after["max_attempts"]):
         yield "Q2", "it is not what was pushed"
     if delay > 0 and _find_delay(after, after["now"]) < delay - _ROUNDING:
         yield "Q8", "its delay is shorter than requested"
-    if (after["state"] == "waiting") != (delay > 0):
+    if after["state"] != "blocked" and (after["state"] == "waiting") != (delay > 0):
         yield "Q8", f"it is {after['state']} after a push with a delay of {delay:g} s"
 
 
@@ -237,6 +260,48 @@ def _check_adoption(step: MessageTransition, before: RowDetails) -> Iterator[Mes
         yield "Q10", "its delay counted from this boot already"
     if _find_delay(after, now) > max(0.0, _find_delay(before, now)) + _ROUNDING:
         yield "Q8", "its delay became longer"
+
+
+def _check_promotion(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    after, request = step.after, step.request
+    is_promoting = request is None or (request["call"] == "claim" and "order" in request)
+    if not is_promoting or not _has_same(step, *_COUNTERS, "suspect"):
+        yield "Q10", "no message goes from waiting to ready, except where its order says so"
+    if before["suspect"]:
+        yield "Q11", "a suspect waits among the others"
+    if _find_delay(before, after["now"]) > _ROUNDING:
+        yield "Q8", "ready before its delay was over"
+
+
+def _check_release(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    after = step.after
+    is_released = any(step.is_by(call) for call in ("settle", "end_claims", "purge", "claim"))
+    if not is_released or not _has_same(step, *_COUNTERS, "suspect"):
+        yield "Q10", "only the end of the head makes a message the head of its group"
+    delay = _find_delay(before, after["now"])
+    if abs(max(0.0, delay) - max(0.0, _find_delay(after, after["now"]))) > _ROUNDING:
+        yield "Q8", "its delay changed when it became the head of its group"
+
+
+def _check_replacement(
+    step: MessageTransition, before: RowDetails, new: Sequence[Any]
+) -> Iterator[MessageProblem]:
+    after, (_, payload, delay, max_attempts, *_) = step.after, new
+    if (after["state"] == "blocked") != (before["state"] == "blocked"):
+        yield "Q9", f"replaced, it goes from {before['state']} to {after['state']}"
+    if after["returned"] != after["deliveries"]:
+        yield "Q6", "replaced without all its attempts"
+    if not step.is_by("push") or not _has_same(step, "deliveries", "errors", "suspect"):
+        yield "Q10", "a replacement changes what was pushed, and nothing else"
+    if (after["payload"], after["max_attempts"]) != (payload, max_attempts):
+        yield "Q2", "it is not what replaces it"
+    if _find_delay(after, after["now"]) < delay - _ROUNDING:
+        yield "Q8", "its delay is shorter than requested"
+
+
+def _has_same(step: MessageTransition, *names: str) -> bool:
+    """Whether a transition has left fields alone."""
+    return all(step.after[name] == (step.before or {})[name] for name in names)
 
 
 def _find_delay(row: RowDetails, now: RowDetails) -> float:
@@ -307,6 +372,8 @@ def _check_end(step: MessageTransition, before: RowDetails) -> Iterator[MessageP
 
 
 def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
+    if step.after["state"] == "blocked" and "group" not in step.place:
+        yield "Q10", "blocked without a group"
     if step.increase("deliveries") or step.after["returned"] != step.after["deliveries"]:
         yield "Q6", "redriven without all its attempts"
     if not step.is_by("redrive"):
@@ -315,7 +382,7 @@ def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
 
 def _check_removal(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     request = step.request
-    if before["state"] not in (*_PENDING, *_FINISHED):
+    if before["state"] not in (*_PENDING, "blocked", *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
     elif request is None or request["call"] == "purge":
         return
@@ -332,14 +399,24 @@ def _find_age(step: MessageTransition, before: RowDetails) -> float:
 
 
 def _find_torn_batches(history: Sequence[Occurrence]) -> list[Violation]:
-    """Find the pushes that have arrived in part, or not at once."""
-    arrived: dict[int, list[int]] = {}
-    for step in list_transitions(history):
-        if step.before is None and step.request is not None and step.request["call"] == "push":
-            arrived.setdefault(history[step.at].details["request"], []).append(step.at)
+    """Find the pushes that have arrived in part, or not at once.
+
+    A message with a key is left out if another one holds the key.
+    """
+    arrived: dict[int, list[list[str]]] = {}
+    for commit in list_commits(history):
+        new = [step.after["id"] for step in commit if step.before is None]
+        request = commit[0].request
+        if new and request is not None and request["call"] == "push":
+            arrived.setdefault(history[commit[0].at].details["request"], []).append(new)
     return [
-        Violation("Q7", f"only {len(positions)} messages of a batch at once: {history[request]}")
-        for request, positions in arrived.items()
-        if len(positions) != len(history[request].details["messages"])
-        or positions[-1] - positions[0] >= len(positions)
+        Violation("Q7", f"only {commits[0]} of a batch at once: {history[request]}")
+        for request, commits in arrived.items()
+        if len(commits) > 1 or not _list_unkeyed(history[request]) <= {*commits[0]}
     ]
+
+
+def _list_unkeyed(request: Occurrence) -> set[str]:
+    """Return the messages that a push adds whoever holds keys."""
+    messages = request.details["messages"]
+    return {name for name, _, _, _, *place in messages if not any("key" in it for it in place)}
