@@ -10,6 +10,7 @@ import pytest
 from mutants import catches
 from queue_stories import Story
 
+from jobsync.errors import OutcomeUnknown
 from jobsync.queue.sql import sqlite, sqlite_claims
 from jobsync.queue.sql.places import Places
 from jobsync.queue.sql.sqlite import SqliteBackend
@@ -203,6 +204,25 @@ def adds_what_it_may_not_in_doubt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqliteBackend, "_look_up_placed", look_up)
 
 
+def calls_refused_what_it_cannot_look_up(patch: pytest.MonkeyPatch) -> None:
+    """A push with an unknown outcome is refused, because the check of it is."""
+
+    async def place(self: SqliteBackend, new_messages: Any, payloads: Any) -> Any:
+        try:
+            return await self._place(new_messages, payloads)
+        except OutcomeUnknown:
+            if (holders := await self._look_up_placed(new_messages)) is None:
+                raise
+            return holders
+
+    patch.setattr(SqliteBackend, "_place_and_check", place)
+
+
+def charges_for_attempts_with_other_content(patch: pytest.MonkeyPatch) -> None:
+    """A message that is replaced has only the attempts that are left."""
+    replace(patch, "replace", "returned = deliveries, ")
+
+
 def takes_the_least_urgent_first(patch: pytest.MonkeyPatch) -> None:
     """The order of priorities is reversed."""
     replace(patch, "select_high", "priority DESC", "priority")
@@ -259,6 +279,8 @@ KILLED: dict[Patch, tuple[Story, str]] = {
     adds_instead_of_replacing: (place_stories.replaced, "Q27"),
     replaces_the_claimed: (place_stories.replaced, "Q15"),
     adds_what_it_may_not_in_doubt: (place_stories.keys, "Q15"),
+    calls_refused_what_it_cannot_look_up: (place_stories.keys, "Q15"),
+    charges_for_attempts_with_other_content: (place_stories.replaced, "Q6"),
     takes_the_least_urgent_first: (place_stories.priorities, "Q26"),
     takes_the_newest_of_a_priority_first: (place_stories.priorities, "Q26"),
     forgets_priorities_of_those_that_waited: (place_stories.priorities, "Q26"),

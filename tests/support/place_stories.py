@@ -242,8 +242,8 @@ async def replaced(world: World) -> None:
     await asyncio.sleep(BEAT)
     queue = get_queue(fleet, "producer")
 
-    async def push(key: str, seconds: float, **options: Any) -> None:
-        message = fleet.build_message("long", seconds)
+    async def push(kind: str, key: str, **options: Any) -> None:
+        message = fleet.build_message(kind, world.dice.uniform(0, 3), 1)
         for _ in range(20):
             with contextlib.suppress(OutcomeUnknown, Unavailable):
                 await queue.enqueue(message, key=key, replace=True, **options)
@@ -255,8 +255,9 @@ async def replaced(world: World) -> None:
             for link in world.nodes["producer"].links:
                 link.weather = Weather(lost=0.2, unanswered=0.2)
         for at in range(24):
-            key, group = f"key {at % 3}", {"group": "customer"} if at % 3 else {}
-            await push(key, world.dice.uniform(0, 3), delay=world.dice.choice((0.0, 2.0)), **group)
+            kind, key = "fail" if at % 4 else "long", f"key {at % 3}"
+            options: dict[str, Any] = {"group": "customer"} if at % 3 else {}
+            await push(kind, key, delay=world.dice.choice((0.0, 2.0)), **options)
             await asyncio.sleep(world.dice.uniform(0, 2))
         mend(world)
         await fleet.wait_until_drained(5 * MINUTE)
@@ -337,10 +338,8 @@ def draw_place(fleet: QueueFleet) -> Mapping[str, Any]:
         numbers = dice.choice(((0, 1), (0, 1, 2, 3, 4, 5)))
         place["group"] = lambda message: f"customer {numbers[message['number'] % len(numbers)]}"
     if dice.random() < 0.3:
-        keys_of = dice.choice((2, 5))
-        # The messages of a batch have different keys.
-        base = dice.randrange(3)
-        place["key"] = lambda message: f"order {base} {keys_of} {message['number'] % 7}"
+        # The messages of a batch have numbers in a row, and so different keys.
+        place["key"] = lambda message: f"order {message['number'] % 7}"
         place["tries"] = dice.choice((1, 5))
         if dice.random() < 0.4:
             place["key_ttl"] = dice.choice((5.0, 60.0))
