@@ -63,6 +63,7 @@ __all__ = [
     "redriven",
     "renewed_late",
     "retained",
+    "retained_by_a_clock_that_is_set",
     "settled_again",
     "settled_late",
     "slow",
@@ -753,6 +754,32 @@ async def retained(world: World) -> None:
     require(set(left) == {"gone"}, "Q24", f"{left} are left after their time")
 
 
+async def retained_by_a_clock_that_is_set(world: World) -> None:
+    """The wall clock is set back between two messages of a claim: neither is removed too early."""
+    fleet = start_fleet(world, 1, completed_ttl=60.0, prefetch=0, visibility_timeout=600.0)
+    clock = fleet.store.clock
+    assert isinstance(clock, NodeClock)
+    batches = [
+        Batch([fleet.build_message("long", seconds) for seconds in (1, 10, 20)], pause)
+        for pause in (0.0, MINUTE)
+    ]
+    # The worker leads, so that its settings count.
+    await asyncio.sleep(BEAT)
+    sending = asyncio.create_task(send(fleet, *batches))
+    for _ in batches:
+        await until(lambda: len(fleet.handled_now) == 3, "handlers start", 2 * MINUTE, interval=0.5)
+        await asyncio.sleep(world.dice.uniform(3, 8))
+        clock.step_wall(-40.0)
+        if fleet.store.counts_by_wall:
+            fleet.distrust_clocks()
+    await sending
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    await asyncio.sleep(4 * MINUTE)
+    left = fleet.count_states()
+    require(set(left) == {"gone"}, "Q24", f"{left} are left after their time")
+
+
 async def power_fails(world: World) -> None:
     """The machine of all processes is switched off and on at once: their claims have lapsed.
 
@@ -940,6 +967,7 @@ STORIES: tuple[Story, ...] = (
     drifts,
     renewed_late,
     retained,
+    retained_by_a_clock_that_is_set,
     power_fails,
     paused,
 )

@@ -176,7 +176,9 @@ class _ClaimRow(msgspec.Struct):
             )
             errors = f"{_keep_latest(errors)}{_encode(failure).decode()}\n"
         if step.target == "completed":
-            self.finished = self.times[place] = time["now"]
+            self.times[place] = time["now"]
+            # The wall clock may have been set back since another one was completed.
+            self.finished = max(time["now"], self.finished or time["now"])
             self.errors[place] = errors
             return
         parameters = {
