@@ -134,7 +134,9 @@ class _Places:
             found = {name: self._rows[name]["state"] for name in members}
             yield "Q9", f"of group {group[1]}, {heads or 'none'} can be claimed, of {found}"
 
-    def _check_order(self, commit: Sequence[MessageTransition], order: str) -> Iterator[Any]:
+    def _check_order(
+        self, commit: Sequence[MessageTransition], order: str
+    ) -> Iterator[MessageProblem]:
         taken = [step for step in commit if step.after["state"] == "claimed"]
         if not taken or not order:
             return
