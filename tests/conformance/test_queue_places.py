@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
 
-from jobsync import Components, OutcomeUnknown
+from jobsync import Components, OutcomeUnknown, Unavailable
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.sql.placed_push import PlacedPush
 
 ME, OTHER = "worker-1.a", "worker-2.b"
 ENDS: Sequence[Transition] = ("complete", "cancel", "bury")
@@ -355,6 +356,16 @@ async def test_a_message_is_replaced_until_it_is_claimed(
     assert await drain(backend) == [3]
 
 
+async def test_a_replaced_message_has_all_its_attempts(backend: QueueBackend) -> None:
+    """What the content before has spent does not count, however few the new one has."""
+    await push(backend, 1, key="k")
+    await settle(backend, await claim(backend), "retry", error="failed")
+    renewed = new(2, key="k", replace=True, max_attempts=1)
+    assert await backend.push([renewed]) == {"id-2": "id-1"}
+    (message,) = await claim(backend)
+    assert (message.value["n"], message.attempt, message.max_attempts) == (2, 1, 1)
+
+
 async def test_a_replaced_message_of_a_group_stays_in_its_place(backend: QueueBackend) -> None:
     """A blocked one stays blocked."""
     await push(backend, 1, group="a")
@@ -386,11 +397,11 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
 ) -> None:
     """The first push has arrived unnoticed, and its message was completed before the second."""
 
-    async def finds_out_nothing(_: object) -> bool:
-        return False
+    async def finds_out_nothing(*_: object) -> None:
+        return None
 
     location.faults.lost_replies = 1
-    monkeypatch.setattr(backend, "_has_arrived", finds_out_nothing)
+    monkeypatch.setattr(PlacedPush, "_look_up", finds_out_nothing)
     with pytest.raises(OutcomeUnknown):
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
@@ -409,6 +420,51 @@ async def test_a_lost_reply_says_who_holds_the_keys(
     location.faults.lost_replies = 1
     assert await backend.push([new(2, key="one"), new(3, key="two")]) == {"id-2": "id-1"}
     assert await drain(backend) == [1, 3]
+
+
+async def test_a_push_stays_in_doubt_if_nobody_can_say_who_holds_its_key(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not reported as refused: its message is there."""
+
+    async def refuse(_: Sequence[str]) -> None:
+        raise Unavailable("the database", "it is refused")
+
+    monkeypatch.setattr(backend, "_find_holders", refuse)
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(1, key="k")])
+    assert await drain(backend) == [1]
+
+
+@pytest.mark.parametrize("is_key_removed", [True, False])
+async def test_what_others_do_meanwhile_makes_no_push_in_doubt_lie(
+    location: QueueLocation,
+    backend: QueueBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_key_removed: bool,
+) -> None:
+    """Who was added is not taken for a later holder of its key, nor who was not for added."""
+
+    async def find(keys: Sequence[str]) -> Any:
+        assert await drain(backend) == [1, 3]
+        if is_key_removed:
+            await backend.forget_keys(after="", limit=10)
+        else:
+            await push(backend, 4, key="two")
+        return await was(keys)
+
+    was = backend._find_holders  # type: ignore[attr-defined]
+    monkeypatch.setattr(backend, "_find_holders", find)
+    await backend.push([new(1, key="one")])
+    location.faults.lost_replies = 1
+    batch = [new(2, key="one"), new(3, key="two")]
+    if is_key_removed:
+        with pytest.raises(OutcomeUnknown):
+            await backend.push(batch)
+    else:
+        assert await backend.push(batch) == {"id-2": "id-1"}
 
 
 async def test_keys_that_nobody_holds_are_removed(

@@ -44,6 +44,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import job_stories  # noqa: E402 - found by the line above
 import pages_queue_stories  # noqa: E402 - likewise
+import place_stories  # noqa: E402 - likewise
 import queue_stories  # noqa: E402 - likewise
 import record_stories  # noqa: E402 - likewise
 import scenarios  # noqa: E402 - likewise
@@ -61,6 +62,7 @@ Hashes: TypeAlias = dict[str, dict[str, str]]
 STORIES = {
     "queue": (*queue_stories.STORIES, queue_stories.stormy, queue_stories.stormy_with_suspends),
     "pages": (*pages_queue_stories.STORIES, *pages_queue_stories.STORMS),
+    "places": (*place_stories.STORIES, *place_stories.STORMS),
     "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
     "schedule": (
         *schedule_stories.STORIES,

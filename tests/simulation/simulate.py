@@ -4,6 +4,8 @@ python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOU
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
 python tests/simulation/simulate.py queue-postgres --hours 80 likewise, on PostgreSQL
 python tests/simulation/simulate.py queue-pages --hours 150   likewise, on an object store
+python tests/simulation/simulate.py queue-places --hours 50   with groups, keys and priorities
+python tests/simulation/simulate.py queue-places-postgres     likewise, on PostgreSQL
 python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
 python tests/simulation/simulate.py records --hours 300       records that expire (make prove-ttl)
 python tests/simulation/simulate.py queue --seed 123          one world, again
@@ -23,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import pages_queue_stories  # noqa: E402 - found by the line above
+import place_stories  # noqa: E402 - likewise
 import postgres_queue_stories  # noqa: E402 - likewise
 import proofs  # noqa: E402 - likewise
 import queue_stories  # noqa: E402 - likewise
@@ -71,6 +74,20 @@ def run_postgres_queue_world(seed: int) -> Report:
     return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
 
 
+def run_places_world(seed: int) -> Report:
+    """Run workers and producers through a storm, with groups, keys and priorities."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = place_stories.STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
+def run_postgres_places_world(seed: int) -> Report:
+    """Run the same with the messages on a real PostgreSQL server."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = postgres_queue_stories.PLACE_STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
 def run_pages_queue_world(seed: int) -> Report:
     """Run the same with the messages in pages, on a store that bills requests."""
     logging.disable(logging.CRITICAL)
@@ -104,6 +121,8 @@ RUNNERS: dict[str, WorldRunner] = {
     "elections": run_election_world,
     "queue": run_queue_world,
     "queue-postgres": run_postgres_queue_world,
+    "queue-places": run_places_world,
+    "queue-places-postgres": run_postgres_places_world,
     "queue-pages": run_pages_queue_world,
     "schedule": run_schedule_world,
     "records": run_record_world,
@@ -129,7 +148,7 @@ def main() -> int:
 @contextmanager
 def serve(what: str) -> Iterator[None]:
     """Start the server that the worlds of all processes share, if they need one."""
-    if what != "queue-postgres":
+    if not what.endswith("-postgres"):
         yield
         return
     # One of our own: processes that are terminated remove nothing from it.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import job_stories
 import pages_queue_stories
+import place_stories
 import pytest
 import queue_stories
 import record_stories
@@ -41,6 +42,8 @@ SLOW = {
     "scenarios.slow_checks",
     "pages.stormy",
     "pages.stormy_with_suspends",
+    "places.stormy_places",
+    "places.stormy_places_with_suspends",
     "queue.stormy_with_suspends",
     "records.stormy",
     "records.stormy_with_suspends",
@@ -53,6 +56,7 @@ SLOW = {
 ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
     *(f"pages.{story.__name__}" for story in pages_queue_stories.STORIES),
+    *(f"places.{story.__name__}" for story in place_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
     *(f"records.{story.__name__}" for story in record_stories.STORIES),
     *(f"schedule.{story.__name__}" for story in schedule_stories.STORIES),

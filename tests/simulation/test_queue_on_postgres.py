@@ -226,6 +226,46 @@ def never_scans_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PostgresBackend, "_schedule_full_scan", schedule)
 
 
+def lets_the_newest_be_the_next(patch: pytest.MonkeyPatch) -> None:
+    """The latest message of a group overtakes the others."""
+    replace(patch, "unblock", "ORDER BY position", "ORDER BY position DESC")
+
+
+def releases_groups_of_those_that_fail(patch: pytest.MonkeyPatch) -> None:
+    """A head that is tried again later no longer blocks its group."""
+    replace(
+        patch,
+        "settle",
+        "is_ended AND state <> 'waiting' THEN group_name",
+        "is_ended THEN group_name",
+    )
+
+
+def purges_heads_and_leaves_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """A purge of heads leaves the others blocked."""
+    replace(patch, "purge", "CASE WHEN state <> 'blocked' THEN group_name END", "NULL::text")
+
+
+def keeps_a_group_blocked_by_what_killed_its_worker(patch: pytest.MonkeyPatch) -> None:
+    """A head that dies because its claims lapse blocks its group for ever."""
+    replace(patch, "end_claims", "CASE state WHEN 'dead' THEN group_name END", "NULL::text")
+
+
+def frees_keys_of_the_claimed(patch: pytest.MonkeyPatch) -> None:
+    """A key is free as soon as its message is claimed."""
+    replace(patch, "find_pending", "p.outcome = 'o'", "p.outcome = ''")
+
+
+def removes_keys_that_are_held(patch: pytest.MonkeyPatch) -> None:
+    """Keys are removed although their messages are pending."""
+    replace(patch, "forget_keys", "NOT EXISTS", "true OR NOT EXISTS")
+
+
+def forgets_priorities_of_those_that_waited(patch: pytest.MonkeyPatch) -> None:
+    """A message whose delay is over stands among those without a priority."""
+    replace(patch, "promote", "CASE WHEN m.priority = 0 THEN 'ready' ELSE 'ranked' END", "'ready'")
+
+
 KILLED: dict[Patch, tuple[str, str]] = {
     claims_of_a_paused_queue: ("paused", "Q25"),
     claims_before_the_time: ("delays", "Q8"),
@@ -242,6 +282,13 @@ KILLED: dict[Patch, tuple[str, str]] = {
     never_scans_again: ("commits_late", "QL3"),
     closes_too_early: ("kill", "Q2"),
     confuses_places: ("drains", "Q5"),
+    lets_the_newest_be_the_next: ("groups", "Q9"),
+    releases_groups_of_those_that_fail: ("groups", "Q9"),
+    purges_heads_and_leaves_the_rest: ("purged", "Q9"),
+    keeps_a_group_blocked_by_what_killed_its_worker: ("groups_of_poison", "Q9"),
+    frees_keys_of_the_claimed: ("keys_for_a_time", "Q27"),
+    removes_keys_that_are_held: ("keys_for_a_time", "Q27"),
+    forgets_priorities_of_those_that_waited: ("priorities", "Q26"),
 }
 """For each mutant of the backend a story that catches it, and the invariant that it violates."""
 

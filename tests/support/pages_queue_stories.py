@@ -468,9 +468,10 @@ OWN_STORIES = (
     retained,
 )
 _ONLY_DATABASES = (
-    # Where the database counts delays and claims, its clock after a reboot matters.
+    # Where the database counts delays and claims, its clock matters.
     queue_stories.rebooted,
     queue_stories.power_fails,
+    queue_stories.retained_by_a_clock_that_is_set,
 )
 _own_names = {story.__name__ for story in OWN_STORIES}
 _SHARED = [

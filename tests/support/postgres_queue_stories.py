@@ -1,7 +1,8 @@
 """The stories of a queue on a real PostgreSQL server, in the simulated world.
 
-They are those of `queue_stories`, under the same names, with the rows of `postgres_rows`. A few are
-left out, whose promises only SQLite makes; two are added, for what only PostgreSQL does.
+They are those of `queue_stories` and of `place_stories`, under the same names, with the rows of
+`postgres_rows`. A few are left out, whose promises only SQLite makes; two are added, for what only
+PostgreSQL does.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fault_stories
+import place_stories
 import queue_stories
 from postgres_rows import PostgresRows, opened_rows
 from queue_fleet import BEAT, OPEN_STORE, Batch
@@ -19,7 +21,7 @@ from jobsync import OutcomeUnknown
 from jobsync.testing import RowStore, World
 from jobsync.testing.invariants import fail
 
-__all__ = ["STORIES", "STORMS"]
+__all__ = ["PLACE_STORMS", "STORIES", "STORMS"]
 
 _FOUND = 10.0
 """Seconds within which messages are handled that appear where busy workers do not look: they look
@@ -110,7 +112,7 @@ async def in_doubt(world: World) -> None:
 
 def __getattr__(name: str) -> Story:
     """Return a story by its name, so that it can be replayed."""
-    for story in (*STORIES, *STORMS):
+    for story in (*STORIES, *STORMS, *PLACE_STORMS):
         if story.__name__ == name:
             return story
     raise AttributeError(name)
@@ -124,5 +126,8 @@ _ONLY_SQLITE = (
 )
 _SHARED = [story for story in queue_stories.STORIES if story not in _ONLY_SQLITE]
 
-STORIES = (*map(on_postgres, (*_SHARED, fault_stories.messages)), commits_late, in_doubt)
+_PLACES = place_stories.STORIES
+
+STORIES = (*map(on_postgres, (*_SHARED, *_PLACES, fault_stories.messages)), commits_late, in_doubt)
 STORMS = tuple(map(on_postgres, (queue_stories.stormy, queue_stories.stormy_with_suspends)))
+PLACE_STORMS = tuple(map(on_postgres, place_stories.STORMS))

@@ -10,7 +10,7 @@ was pushed. It also checks how processes stop: in time, whatever their handlers 
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -37,6 +37,7 @@ from jobsync.testing import (
     check_answers,
     check_drained,
     check_messages,
+    check_places,
 )
 from jobsync.testing.invariants import Violation, fail, is_defect, require
 from jobsync.testing.loop import block
@@ -49,6 +50,7 @@ __all__ = [
     "PARCELS",
     "TIMEOUT",
     "Batch",
+    "Chore",
     "QueueFleet",
     "QueueProcess",
 ]
@@ -117,7 +119,7 @@ class QueueProcess:
 
     async def push(self, batches: Callable[[], Iterator["Batch"]]) -> None:
         """Push one batch after the other, and handle nothing."""
-        options = {k: v for k, v in self._options.items() if k in _SESSION_OPTIONS}
+        options = {k: v for k, v in self._options.items() if k in _PRODUCER_OPTIONS}
         async with _WatchedDatabase(self, self.fleet.store) as database:
             queues = {
                 resource: await database.use_plugin(RecordingQueue(resource=resource, **options))
@@ -126,13 +128,20 @@ class QueueProcess:
             self.queue = queues[LETTERS]
             for batch in batches():
                 await self.node.clock.sleep(batch.pause)
-                try:
-                    queue = queues[batch.resource]
-                    names = await queue.enqueue_many(batch.data, **batch.options)
-                    self.fleet.acknowledged += names
-                except (Misconfigured, OutcomeUnknown, Unavailable):
-                    self.fleet.world.note(self.node.name, "push failed")
+                await self._send(queues[batch.resource], batch)
             await self._wait(database)
+
+    async def _send(self, queue: RecordingQueue, batch: "Batch") -> None:
+        """Send a batch; again, if it may be sent again."""
+        for number in range(batch.tries):
+            if number:
+                await self.node.clock.sleep(1.0)
+            try:
+                self.fleet.acknowledged += await batch.send(queue)
+            except (Misconfigured, OutcomeUnknown, Unavailable):
+                self.fleet.world.note(self.node.name, "push failed")
+            else:
+                return
 
     async def _wait(self, database: NodeDatabase) -> None:
         while self.stopping_since is None:
@@ -354,7 +363,7 @@ class _StubbornPlugin(Plugin):
 _UNANNOUNCED = 300.0 * _FASTEST
 _KEPT = {"completed_ttl": 300.0}
 """How long finished messages are kept by default."""
-_LIVE = ("ready", "waiting", "claimed")
+_LIVE = ("ready", "waiting", "blocked", "claimed")
 _ROUNDING = 1e-6
 """Seconds that are too short to pass on a simulated clock."""
 _LOOK = 0.2
@@ -369,7 +378,7 @@ _SETTLED_BY: Mapping[str, Sequence[str]] = {
 """The settlements that each event reports."""
 _USER_CODE = ("jobsync listener", "stubborn")
 """The names of user code besides handlers, which are named by their plugins."""
-_SESSION_OPTIONS = {"heartbeat_interval", "worker_timeout", "skip_cold_start"}
+_PRODUCER_OPTIONS = {"heartbeat_interval", "worker_timeout", "skip_cold_start", "order"}
 
 
 class Batch:
@@ -379,6 +388,7 @@ class Batch:
         data: the messages.
         pause: seconds to wait before.
         resource: the resource with the queue.
+        tries: how often it is sent until it is acknowledged. Only with keys may it be repeated.
         options: for `enqueue_many`.
     """
 
@@ -387,12 +397,38 @@ class Batch:
         data: Sequence[Mapping[str, Any]],
         pause: float = 0.0,
         resource: str = LETTERS,
+        tries: int = 1,
         **options: Any,
     ) -> None:
         self.data = data
+        self.tries = tries
         self.resource = resource
         self.pause = pause
         self.options = options
+
+    async def send(self, queue: RecordingQueue) -> list[str]:
+        """Push the messages; return their ids."""
+        return await queue.enqueue_many(self.data, **self.options)
+
+
+class Chore(Batch):
+    """What an operator does between two batches.
+
+    Args:
+        act: does it.
+        pause: seconds to wait before.
+    """
+
+    def __init__(
+        self, act: Callable[[RecordingQueue], Coroutine[Any, Any, object]], pause: float = 0.0
+    ) -> None:
+        super().__init__((), pause)
+        self._act = act
+
+    async def send(self, queue: RecordingQueue) -> list[str]:
+        """Do it."""
+        await self._act(queue)
+        return []
 
 
 class QueueFleet:
@@ -443,6 +479,7 @@ class QueueFleet:
             "skip_cold_start": True,
             **options,
         }
+        self.order = options.get("order", "fifo")
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._live: set[str] = set()
         self._read: dict[str, Mapping[str, Any]] = {}
@@ -457,7 +494,7 @@ class QueueFleet:
         """How often each message was reported by each event."""
         self._handlers: dict[tuple[str, int], QueueProcess] = {}
         """The process whose handler got each delivery."""
-        world.expect(check_messages, check_answers)
+        world.expect(check_messages, check_answers, check_places)
         world.watch(self._watch)
 
     def find_orphan_bound(self, after_death: float) -> float:

@@ -64,6 +64,7 @@ __all__ = [
     "redriven",
     "renewed_late",
     "retained",
+    "retained_by_a_clock_that_is_set",
     "revoked",
     "settled_again",
     "settled_late",
@@ -815,6 +816,32 @@ async def retained(world: World) -> None:
     require(set(left) == {"gone"}, "Q24", f"{left} are left after their time")
 
 
+async def retained_by_a_clock_that_is_set(world: World) -> None:
+    """The wall clock is set back between two messages of a claim: neither is removed too early."""
+    fleet = start_fleet(world, 1, completed_ttl=60.0, prefetch=0, visibility_timeout=600.0)
+    clock = fleet.store.clock
+    assert isinstance(clock, NodeClock)
+    batches = [
+        Batch([fleet.build_message("long", seconds) for seconds in (1, 10, 20)], pause)
+        for pause in (0.0, MINUTE)
+    ]
+    # The worker leads, so that its settings count.
+    await asyncio.sleep(BEAT)
+    sending = asyncio.create_task(send(fleet, *batches))
+    for _ in batches:
+        await until(lambda: len(fleet.handled_now) == 3, "handlers start", 2 * MINUTE, interval=0.5)
+        await asyncio.sleep(world.dice.uniform(3, 8))
+        clock.step_wall(-40.0)
+        if fleet.store.counts_by_wall:
+            fleet.distrust_clocks()
+    await sending
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    await asyncio.sleep(4 * MINUTE)
+    left = fleet.count_states()
+    require(set(left) == {"gone"}, "Q24", f"{left} are left after their time")
+
+
 async def power_fails(world: World) -> None:
     """The machine of all processes is switched off and on at once: their claims have lapsed.
 
@@ -906,9 +933,19 @@ async def run_stormy_hours(
     *,
     trusts_clocks: bool,
     hours: float = 1.0,
+    draw: Callable[[QueueFleet, float], Iterator[Batch]] = draw_batches,
     **options: Any,
 ) -> None:
-    """Run a stormy hour, or several, and check what comes after it."""
+    """Run a stormy hour, or several, and check what comes after it.
+
+    Args:
+        world: the simulated world.
+        kinds: the strikes.
+        trusts_clocks: whether clocks keep running.
+        hours: how long it takes, with the calm at the end.
+        draw: yields what producers push until a time of the world.
+        options: for the fleet.
+    """
     dice = world.dice
     fleet = QueueFleet(
         world,
@@ -926,7 +963,7 @@ async def run_stormy_hours(
         fleet.add_worker(name)
     end = (hours - 0.3) * HOUR
     for name in ("producer", "other producer")[: dice.choice((1, 1, 2))]:
-        fleet.add_producer(name, lambda: draw_batches(fleet, end))
+        fleet.add_producer(name, lambda: draw(fleet, end))
     if dice.random() < 0.3:
         world.start(step_clock(fleet.store.clock, world, end))
         if fleet.store.counts_by_wall:
@@ -992,6 +1029,7 @@ STORIES: tuple[Story, ...] = (
     drifts,
     renewed_late,
     retained,
+    retained_by_a_clock_that_is_set,
     power_fails,
     paused,
     revoked,

@@ -15,14 +15,11 @@ from jobsync.testing.invariants import (
 )
 from jobsync.testing.loop import Stuck
 from jobsync.testing.message_answers import check_answers
-from jobsync.testing.message_invariants import (
-    check_drained,
-    check_messages,
-    check_orphans,
-    check_redelivered,
-)
+from jobsync.testing.message_invariants import check_messages
+from jobsync.testing.message_liveness import check_drained, check_orphans, check_redelivered
 from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
+from jobsync.testing.place_invariants import check_places
 from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
@@ -74,6 +71,7 @@ __all__ = [
     "check_firing",
     "check_messages",
     "check_orphans",
+    "check_places",
     "check_records",
     "check_redelivered",
     "check_repeats",

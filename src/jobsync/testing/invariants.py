@@ -93,6 +93,7 @@ INVARIANTS: Mapping[str, str] = {
     "Q6": "Attempts are counted: a clean return costs none, the last one makes a dead letter.",
     "Q7": "A batch is pushed as a whole or not at all.",
     "Q8": "A delayed message is not claimed before its time.",
+    "Q9": "Of a group, only the first pending message can be claimed, and always this one.",
     "Q10": "A message changes state only as its life cycle allows, and only on request.",
     "Q11": "A suspect is claimed apart from other messages.",
     "Q12": "A failed delivery adds one error to its message, and nothing else does.",
@@ -109,7 +110,8 @@ INVARIANTS: Mapping[str, str] = {
     "Q23": "A process that has stopped has told its handlers, and reported all its messages.",
     "Q24": "A finished message is kept for its time, and removed soon after it.",
     "Q25": "No message of a paused queue is claimed.",
-    "Q26": "A worker alone takes messages in the order of the queue.",
+    "Q26": "A claim on a database, and a worker alone, take messages in the order of the queue.",
+    "Q27": "A key is held by one message: while it is pending, or for its time.",
     # Pages of queues on object stores.
     "P1": "A page that was dropped never comes back.",
     "P2": "A message is in one page, or in one that moves it and in the target.",

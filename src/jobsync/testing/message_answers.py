@@ -48,6 +48,8 @@ class _ClaimLog:
         self.ended_by: dict[tuple[str, str], int | None] = {}
         """The request that has ended each claim."""
         self.gone: dict[str, int] = {}
+        self.replaced: defaultdict[int, set[str]] = defaultdict(set)
+        """The payloads that each request has given to messages that were there."""
         for step in list_transitions(history):
             self._add(step)
 
@@ -57,6 +59,8 @@ class _ClaimLog:
             self.pushed[name] = step.at
         elif after["state"] == "gone":
             self.gone[name] = step.at
+        elif step.replacement:
+            self.replaced[after["request"]].add(after["payload"])
         if before is not None and before["state"] == "claimed":
             claim = (name, before["claim"])
             if after.get("claim") == before["claim"]:
@@ -76,8 +80,7 @@ def _check_response(
     result = response.get("result") or ()
     match request["call"]:
         case "push":
-            names = [message[0] for message in request["messages"]]
-            yield from _check_push_response(log, at, names, response.get("error"))
+            yield from _check_push_response(log, at, request, response)
         case "claim":
             if len(result) > request["limit"]:
                 yield "Q10", f"claimed {len(result)} messages, and not {request['limit']} at most"
@@ -99,13 +102,20 @@ def _check_response(
 
 
 def _check_push_response(
-    log: _ClaimLog, at: int, names: Sequence[str], error: str | None
+    log: _ClaimLog, at: int, request: RowDetails, response: RowDetails
 ) -> Iterator[MessageProblem]:
-    match error:
+    holders = response.get("result") or {}
+    names = [message[0] for message in request["messages"] if message[0] not in holders]
+    match response.get("error"):
         case None if any(log.pushed.get(name, at) >= at for name in names):
             yield "Q15", "acknowledged, but was not there"
+        case None if any(name in log.pushed for name in holders):
+            yield "Q15", "another message holds its key, but it was there"
         case None | "OutcomeUnknown":
-            pass
+            for name, payload, _, _, *place in request["messages"]:
+                is_replacing = name in holders and place[0].get("replace")
+                if is_replacing and payload not in log.replaced[response["request"]]:
+                    yield "Q15", f"{name}: replaces the message that holds its key, but did not"
         case _ if any(name in log.pushed for name in names):
             yield "Q15", "refused, but was there"
 

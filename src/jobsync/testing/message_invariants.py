@@ -21,18 +21,19 @@ A message makes only these transitions:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jobsync.testing.invariants import Violation
 from jobsync.testing.message_transitions import (
     MessageProblem,
     MessageTransition,
     RowDetails,
-    list_ended_sessions,
+    list_commits,
     list_transitions,
 )
 from jobsync.testing.world import Occurrence
 
-__all__ = ["check_drained", "check_messages", "check_orphans", "check_redelivered"]
+__all__ = ["check_messages"]
 
 _PENDING = ("ready", "waiting")
 _FINISHED = ("completed", "cancelled", "dead")
@@ -46,6 +47,7 @@ _SETTLEMENTS: Mapping[str, tuple[str, int, int]] = {
 }
 """The state after each settlement, the attempts that it returns, and the errors that it adds."""
 
+_COUNTERS = ("deliveries", "returned", "errors")
 _ROUNDING = 1e-6
 
 
@@ -68,108 +70,25 @@ def check_messages(history: Sequence[Occurrence]) -> list[Violation]:
     return violations
 
 
-def check_drained(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check that every message that was acknowledged has been handled or is a dead letter.
-
-    For the end of a story, after everything has been handled. A message that has arrived without
-    being acknowledged must be finished too.
-    """
-    last = {each.details["id"]: each for each in history if each.what == "row"}
-    acknowledged = [
-        message[0]
-        for response in history
-        if response.what == "response" and "error" not in response.details
-        for message in history[response.details["request"]].details.get("messages", ())
-    ]
-    lost = [
-        Violation("Q1", f"{name}: acknowledged, but does not exist")
-        for name in acknowledged
-        if name not in last
-    ]
-    unfinished = [
-        Violation("QL3", f"{name}: {row.details['state']} since {row.at:.0f} s")
-        for name, row in last.items()
-        if row.details["state"] not in (*_FINISHED, "gone")
-    ]
-    return lost + unfinished
-
-
-def check_redelivered(
-    history: Sequence[Occurrence], *, since: float, within: float
-) -> list[Violation]:
-    """Check that a message whose claim was ended is claimed again, or dead, within a bound.
-
-    Args:
-        history: what happened.
-        since: the world's time from which the bound applies.
-        within: seconds from the end of a claim to the next one.
-    """
-    ended: dict[str, float] = {}
-    late = []
-    for transition in list_transitions(history):
-        row = history[transition.at]
-        name = row.details["id"]
-        if transition.before is None or transition.before["state"] != "claimed":
-            end = ended.pop(name, None)
-            if end is not None and row.at - max(end, since) > within:
-                detail = f"{name}: ended at {end:.1f} s, claimed again at {row.at:.1f} s"
-                late.append(Violation("QL2", detail))
-        elif row.details["state"] == "waiting" and not transition.settlement:
-            ended[name] = row.at
-    now = history[-1].at if history else 0.0
-    return late + [
-        Violation("QL2", f"{name}: ended at {end:.1f} s, not claimed since")
-        for name, end in ended.items()
-        if now - max(end, since) > within
-    ]
-
-
-def check_orphans(history: Sequence[Occurrence], *, since: float, within: float) -> list[Violation]:
-    """Check that the claims of a session that has ended are ended within a bound.
-
-    Args:
-        history: what happened.
-        since: the world's time from which the bound applies.
-        within: seconds from the end of the session, or from its last claim, which may come later.
-    """
-    ends: dict[str, float] = {}
-    claimed: dict[str, tuple[str, float]] = {}
-    late = []
-
-    def check(name: str, now: float) -> None:
-        session, at = claimed.pop(name, ("", now))
-        if session in ends and now - max(ends[session], at, since) > within:
-            detail = f"{name}: the session of its claim ended at {ends[session]:.1f} s"
-            late.append(Violation("QL4", f"{detail}, and its claim had not at {now:.1f} s"))
-
-    for done in history:
-        for session in list_ended_sessions(done):
-            ends.setdefault(session, done.at)
-        if done.what == "row":
-            name = done.details["id"]
-            check(name, done.at)
-            if done.details["state"] == "claimed":
-                claimed[name] = (done.details["session"], done.at)
-    for name in list(claimed):
-        check(name, history[-1].at)
-    return late
-
-
 def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
-    before, after = step.before, step.after
+    before = step.before
     if step.is_tampered and step.request is None:
         # A person did it.
         return
     if before is None:
         yield from _check_push(step)
         return
-    if {before["state"], after["state"]}.isdisjoint(("gone", "both")):
-        yield from _check_constants(step, before)
+    yield from _check_constants(step, before)
     yield from (_check_revocation if _is_revocation(step, before) else _check_change)(step, before)
 
 
 def _check_change(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
-    match before["state"], step.after["state"]:
+    after = step.after
+    is_placed = before["state"] == "blocked" or after["state"] == "ready" or step.replacement
+    if is_placed and after["state"] not in {"gone", "both"}:
+        yield from _check_move(step, before)
+        return
+    match before["state"], after["state"]:
         case "ready" | "waiting", "claimed" | "waiting" as state:
             check = _check_claim if state == "claimed" else _check_wait
             yield from check(step, before)
@@ -177,7 +96,7 @@ def _check_change(step: MessageTransition, before: RowDetails) -> Iterator[Messa
             yield from _check_extension(step, before)
         case "claimed", "waiting" | "completed" | "cancelled" | "dead":
             yield from (_check_settlement if step.settlement else _check_end)(step, before)
-        case "dead" | "cancelled", "waiting":
+        case "dead" | "cancelled", "waiting" | "blocked":
             yield from _check_redrive(step)
         case _, "gone":
             yield from _check_removal(step, before)
@@ -185,11 +104,28 @@ def _check_change(step: MessageTransition, before: RowDetails) -> Iterator[Messa
             yield "Q3" if new == "both" else "Q10", f"no message goes from {old} to {new}"
 
 
+def _check_move(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    """Check a message that gets another place, or that another one replaces."""
+    match before["state"], step.after["state"]:
+        case "ready" | "waiting" | "blocked", "waiting" | "blocked" if step.replacement:
+            yield from _check_replacement(step, before, step.replacement)
+        case "waiting", "ready":
+            yield from _check_promotion(step, before)
+        case "blocked", "waiting":
+            yield from _check_release(step, before)
+        case old, new:
+            yield "Q10", f"no message goes from {old} to {new}"
+
+
 def _check_constants(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
-    after = step.after
-    if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
+    after, replacement = step.after, step.replacement
+    if not {before["state"], after["state"]}.isdisjoint(("gone", "both")):
+        return
+    if after["queue"] != before["queue"] or (
+        after["max_attempts"] != before["max_attempts"] and not replacement
+    ):
         yield "Q2", "it became another message"
-    if after["payload"] != before["payload"] and after["state"] != "completed":
+    if after["payload"] != before["payload"] and after["state"] != "completed" and not replacement:
         yield "Q2", "its payload has changed"
     if step.increase("deliveries") < 0:
         yield "Q6", "deliveries decreased"
@@ -197,7 +133,7 @@ def _check_constants(step: MessageTransition, before: RowDetails) -> Iterator[Me
 
 def _check_push(step: MessageTransition) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
-    if after["state"] not in _PENDING:
+    if after["state"] not in (*_PENDING, *(("blocked",) if "group" in step.place else ())):
         yield "Q10", f"no message begins as {after['state']}"
         return
     if after["deliveries"] or after["returned"] or after["errors"]:
@@ -208,12 +144,12 @@ def _check_push(step: MessageTransition) -> Iterator[MessageProblem]:
     if request["call"] != "push" or after["id"] not in messages:
         yield "Q2", "it was not pushed"
         return
-    payload, delay, max_attempts = messages[after["id"]]
+    payload, delay, max_attempts = messages[after["id"]][:3]
     if (payload, max_attempts) != (after["payload"], after["max_attempts"]):
         yield "Q2", "it is not what was pushed"
     if delay > 0 and _find_delay(after, after["now"]) < delay - _ROUNDING:
         yield "Q8", "its delay is shorter than requested"
-    if (after["state"] == "waiting") != (delay > 0):
+    if after["state"] != "blocked" and (after["state"] == "waiting") != (delay > 0):
         yield "Q8", f"it is {after['state']} after a push with a delay of {delay:g} s"
 
 
@@ -249,6 +185,48 @@ def _check_adoption(step: MessageTransition, before: RowDetails) -> Iterator[Mes
         yield "Q10", "its delay counted from this boot already"
     if _find_delay(after, now) > max(0.0, _find_delay(before, now)) + _ROUNDING:
         yield "Q8", "its delay became longer"
+
+
+def _check_promotion(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    after, request = step.after, step.request
+    is_promoting = request is None or (request["call"] == "claim" and "order" in request)
+    if not is_promoting or not _has_same(step, *_COUNTERS, "suspect"):
+        yield "Q10", "no message goes from waiting to ready, except where its order says so"
+    if before["suspect"]:
+        yield "Q11", "a suspect waits among the others"
+    if _find_delay(before, after["now"]) > _ROUNDING:
+        yield "Q8", "ready before its delay was over"
+
+
+def _check_release(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    after = step.after
+    is_released = any(step.is_by(call) for call in ("settle", "end_claims", "purge", "claim"))
+    if not is_released or not _has_same(step, *_COUNTERS, "suspect"):
+        yield "Q10", "only the end of the head makes a message the head of its group"
+    delay = _find_delay(before, after["now"])
+    if abs(max(0.0, delay) - max(0.0, _find_delay(after, after["now"]))) > _ROUNDING:
+        yield "Q8", "its delay changed when it became the head of its group"
+
+
+def _check_replacement(
+    step: MessageTransition, before: RowDetails, new: Sequence[Any]
+) -> Iterator[MessageProblem]:
+    after, (_, payload, delay, max_attempts, *_) = step.after, new
+    if (after["state"] == "blocked") != (before["state"] == "blocked"):
+        yield "Q9", f"replaced, it goes from {before['state']} to {after['state']}"
+    if after["returned"] != after["deliveries"]:
+        yield "Q6", "replaced without all its attempts"
+    if not step.is_by("push") or not _has_same(step, "deliveries", "errors", "suspect"):
+        yield "Q10", "a replacement changes what was pushed, and nothing else"
+    if (after["payload"], after["max_attempts"]) != (payload, max_attempts):
+        yield "Q2", "it is not what replaces it"
+    if _find_delay(after, after["now"]) < delay - _ROUNDING:
+        yield "Q8", "its delay is shorter than requested"
+
+
+def _has_same(step: MessageTransition, *names: str) -> bool:
+    """Whether a transition has left fields alone."""
+    return all(step.after[name] == (step.before or {})[name] for name in names)
 
 
 def _find_delay(row: RowDetails, now: RowDetails) -> float:
@@ -346,6 +324,8 @@ def _check_hurry(step: MessageTransition, before: RowDetails) -> Iterator[Messag
 
 
 def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
+    if step.after["state"] == "blocked" and "group" not in step.place:
+        yield "Q10", "blocked without a group"
     if step.increase("deliveries") or step.after["returned"] != step.after["deliveries"]:
         yield "Q6", "redriven without all its attempts"
     if not step.is_by("redrive"):
@@ -354,7 +334,7 @@ def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
 
 def _check_removal(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     request = step.request
-    if before["state"] not in (*_PENDING, *_FINISHED):
+    if before["state"] not in (*_PENDING, "blocked", *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
     elif (
         request is None
@@ -375,14 +355,24 @@ def _find_age(step: MessageTransition, before: RowDetails) -> float:
 
 
 def _find_torn_batches(history: Sequence[Occurrence]) -> list[Violation]:
-    """Find the pushes that have arrived in part, or not at once."""
-    arrived: dict[int, list[int]] = {}
-    for step in list_transitions(history):
-        if step.before is None and step.request is not None and step.request["call"] == "push":
-            arrived.setdefault(history[step.at].details["request"], []).append(step.at)
+    """Find the pushes that have arrived in part, or not at once.
+
+    A message with a key is left out if another one holds the key.
+    """
+    arrived: dict[int, list[list[str]]] = {}
+    for commit in list_commits(history):
+        new = [step.after["id"] for step in commit if step.before is None]
+        request = commit[0].request
+        if new and request is not None and request["call"] == "push":
+            arrived.setdefault(history[commit[0].at].details["request"], []).append(new)
     return [
-        Violation("Q7", f"only {len(positions)} messages of a batch at once: {history[request]}")
-        for request, positions in arrived.items()
-        if len(positions) != len(history[request].details["messages"])
-        or positions[-1] - positions[0] >= len(positions)
+        Violation("Q7", f"only {commits[0]} of a batch at once: {history[request]}")
+        for request, commits in arrived.items()
+        if len(commits) > 1 or not _list_unkeyed(history[request]) <= {*commits[0]}
     ]
+
+
+def _list_unkeyed(request: Occurrence) -> set[str]:
+    """Return the messages that a push adds whoever holds keys."""
+    messages = request.details["messages"]
+    return {name for name, _, _, _, *place in messages if not any("key" in it for it in place)}

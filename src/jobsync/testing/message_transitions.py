@@ -11,11 +11,15 @@ __all__ = [
     "MessageProblem",
     "MessageTransition",
     "RowDetails",
+    "list_commits",
     "list_ended_sessions",
     "list_transitions",
 ]
 
 RowDetails: TypeAlias = Mapping[str, Any]
+
+_PLAIN = 4
+"""The length of the description of a message that just goes to the end of the queue."""
 
 MessageProblem: TypeAlias = tuple[str, str]
 """The id of an invariant, and how it is broken."""
@@ -34,6 +38,8 @@ class MessageTransition(msgspec.Struct, frozen=True):
     """Whether the message was ever changed without the library."""
     dead_sessions: set[str]
     """The sessions that were dead by then, by a write."""
+    place: RowDetails = {}
+    """The priority, the group and the key that it was pushed with, if it has any."""
 
     def increase(self, field: str) -> int:
         """Return by how much a counter has grown."""
@@ -54,6 +60,17 @@ class MessageTransition(msgspec.Struct, frozen=True):
     def is_by(self, call: str) -> bool:
         """Whether this call made it, as far as is known."""
         return self.request is None or self.request["call"] == call
+
+    @property
+    def replacement(self) -> Sequence[Any] | None:
+        """The message of the request that replaces this one, if there is one."""
+        if self.before is None or self.request is None or "key" not in self.place:
+            return None
+        key = self.place["key"]
+        for message in self.request.get("messages", ()):
+            if len(message) > _PLAIN and message[4].get("replace") and message[4]["key"] == key:
+                return list(message)
+        return None
 
     @property
     def has_receipt(self) -> bool:
@@ -91,13 +108,40 @@ def list_transitions(history: Sequence[Occurrence]) -> Iterator[MessageTransitio
     rows: dict[str, RowDetails] = {}
     tampered: set[str] = set()
     dead: set[str] = set()
+    places: dict[str, RowDetails] = {}
     for at, done in enumerate(history):
         details = done.details
         dead.update(list_ended_sessions(done))
+        if done.what == "request":
+            for message in details.get("messages", ()):
+                if len(message) > _PLAIN:
+                    places[message[0]] = message[4]
         if done.what == "row":
             name, position = details["id"], details["request"]
             if not done.node:
                 tampered.add(name)
             request = None if position is None else history[position].details
-            yield MessageTransition(at, rows.get(name), details, request, name in tampered, dead)
+            place = places.get(name, {})
+            yield MessageTransition(
+                at, rows.get(name), details, request, name in tampered, dead, place
+            )
             rows[name] = details
+
+
+def list_commits(history: Sequence[Occurrence]) -> Iterator[list[MessageTransition]]:
+    """Yield the transitions of all messages, those of one commit together.
+
+    The rows of a commit are recorded one after the other, and each message is among them once.
+    """
+    commit: dict[str, MessageTransition] = {}
+    last: tuple[object, ...] = ()
+    for step in list_transitions(history):
+        done, name = history[step.at], step.after["id"]
+        facts = (step.at, done.at, done.node, done.details["request"])
+        if commit and (facts != last or name in commit):
+            yield [*commit.values()]
+            commit = {}
+        commit[name] = step
+        last = (step.at + 1, *facts[1:])
+    if commit:
+        yield [*commit.values()]

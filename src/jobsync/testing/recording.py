@@ -18,6 +18,7 @@ from jobsync.queue.backend import (
     NewMessage,
     QueueBackend,
     Receipt,
+    SeenKeys,
     Settlement,
 )
 from jobsync.queue.fleet import QueueFleet
@@ -27,6 +28,7 @@ from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.testing.nodes import Node
 from jobsync.testing.rows import CURRENT_CALL, BackendCall, digest
+from jobsync.testing.world import Occurrence
 
 __all__ = ["RecordingBackend", "RecordingStore"]
 
@@ -105,14 +107,18 @@ class RecordingBackend(QueueBackend):
         self._inner = inner
         self._node = node
         self._world = node.world
+        order = getattr(inner, "order", "fifo")
+        self._order = {} if order == "fifo" else {"order": order}
+        """What claims on a database record of the order of the queue."""
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in order."""
-        messages = [
-            [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
-            for each in new_messages
-        ]
-        return await self._call("push", lambda: self._inner.push(new_messages), messages=messages)
+        return await self._call(
+            "push",
+            lambda: self._inner.push(new_messages),
+            lambda holders: dict(holders) or None,
+            messages=[_describe_message(each) for each in new_messages],
+        )
 
     async def push_within(
         self, connection: object, new_messages: Sequence[NewMessage]
@@ -146,6 +152,7 @@ class RecordingBackend(QueueBackend):
             session=session,
             visibility=visibility,
             suspects=suspects,
+            **self._order,
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -212,6 +219,17 @@ class RecordingBackend(QueueBackend):
             lambda: self._inner.forget(state, older_than=older_than, limit=limit),
             state=state,
             older_than=older_than,
+        )
+
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Remove keys that nobody holds, if a message with a key was ever pushed."""
+        if not any(map(_has_keys, self._world.history)):
+            # Such a call finds nothing, and would change histories that know no keys.
+            return SeenKeys()
+        return await self._call(
+            "forget_keys",
+            lambda: self._inner.forget_keys(after=after, limit=limit),
+            lambda seen: seen.removed,
         )
 
     async def pause(self, reason: str = "") -> bool:
@@ -284,6 +302,24 @@ class RecordingBackend(QueueBackend):
             CURRENT_CALL.set(before)
         world.note(node, "response", request=call.position, result=describe(result))
         return result
+
+
+def _describe_message(message: NewMessage) -> list[Any]:
+    """Return the message as a request records it; its place only if it has one."""
+    payload = digest(encode(message.value, "message").decode())
+    place = {
+        name: value
+        for name in ("priority", "group", "key", "key_ttl", "replace")
+        if (value := getattr(message, name))
+    }
+    described = [message.id, payload, message.delay, message.max_attempts]
+    return [*described, place] if place else described
+
+
+def _has_keys(done: Occurrence) -> bool:
+    """Whether a request pushes a message with a key."""
+    messages = done.details.get("messages", ()) if done.what == "request" else ()
+    return any("key" in place for message in messages for place in message[4:])
 
 
 def _describe(receipt: Receipt) -> list[Any]:

@@ -40,7 +40,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_REPEATABLE = {"settle", "extend", "end_claims", "redrive", "purge", "forget"}
+_REPEATABLE = {"settle", "extend", "end_claims", "redrive", "purge", "forget", "forget_keys"}
 """The calls of a queue backend that are safe to send again."""
 
 
@@ -176,6 +176,9 @@ def _describe(found: list[_TableRow]) -> dict[str, Any]:
         return {"state": "both" if found else "gone"}
     (row,) = found
     details = row._asdict()
+    if row.state == "ranked":
+        # So it is stored if it has a priority. Nobody is shown that.
+        details["state"] = "ready"
     details["payload"] = None if row.payload is None else digest(row.payload)
     details["errors"] = row.errors.count("\n")
     return details

@@ -47,9 +47,9 @@ from jobsync.queue.backend import (
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
-from jobsync.queue.sql.doubtful_keys import DoubtfulKeys
 from jobsync.queue.sql.joined_connections import unwrap_connection
 from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
+from jobsync.queue.sql.placed_push import PlacedPush
 from jobsync.queue.sql.single_message import SqlMessageOperations
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.paging import split_pages
@@ -134,13 +134,16 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         self._corruption_log = CorruptionLog(self.topic, components.events)
         self._notifications = access
         self._shared_push = SharedPush(self.topic, self._push_and_check)
-        self._doubtful_keys = DoubtfulKeys(self._exists)
+        self._placed_push = PlacedPush(self._place, self._exists, self._find_holders)
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
         payloads = _encode(new_messages)
         if not all(each.is_plain for each in new_messages):
-            return await self._place_and_check(new_messages, payloads)
+            try:
+                return await self._placed_push.push(new_messages, payloads)
+            finally:
+                self._notifications.wake(self.topic)
         if new_messages:
             await self._shared_push.push(new_messages, payloads)
         return {}
@@ -155,28 +158,6 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
             # Missing messages may still arrive, or may be gone already: never send them again.
             if not await self._has_arrived([message.id for message in new_messages]):
                 raise unknown from None
-
-    async def _place_and_check(
-        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
-    ) -> Mapping[str, str]:
-        """Add messages where they belong; if the reply is lost, look whether they have arrived."""
-        arrived = await self._doubtful_keys.find_arrived(new_messages)
-        if arrived:
-            pairs = zip(new_messages, payloads, strict=True)
-            left = [(message, payload) for message, payload in pairs if message.id not in arrived]
-            new_messages, payloads = [each for each, _ in left], [each for _, each in left]
-        try:
-            return {**arrived, **await self._place(new_messages, payloads)}
-        except OutcomeUnknown as unknown:
-            if not await self._has_arrived([message.id for message in new_messages]):
-                self._doubtful_keys.add(new_messages)
-                raise unknown from None
-        finally:
-            self._notifications.wake(self.topic)
-        keys = {each.key: each.id for each in new_messages if each.key is not None}
-        holders = await self._find_holders(list(keys)) if keys else {}
-        others = {keys[key]: name for key, name in holders.items() if name != keys[key]}
-        return {**arrived, **others}
 
     async def push_within(
         self, connection: object, new_messages: Sequence[NewMessage]

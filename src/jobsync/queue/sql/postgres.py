@@ -41,6 +41,7 @@ from jobsync.queue.sql.postgres_places import (
     PostgresPlaces,
     build_columns,
     find_claims,
+    find_ids,
     is_completed,
     run_steps,
     run_steps_blocking,
@@ -228,7 +229,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         return "".join(rows).encode()
 
     async def _exists(self, ids: Sequence[str]) -> bool:
-        ((exists,),) = await self._run("exists", _find_ids(ids))
+        ((exists,),) = await self._run("exists", find_ids(ids))
         return bool(exists)
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
@@ -437,11 +438,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             raise Unavailable(self.topic, unknown.detail) from unknown
-
-
-def _find_ids(ids: Sequence[str]) -> dict[str, str]:
-    """Return the parameters that find claims by the ids of their messages."""
-    return {"ids": as_array(ids), "low": min(ids), "high": max(ids)}
 
 
 def fill_in_schema(schema: str, order: QueueOrder = "fifo") -> dict[str, str]:

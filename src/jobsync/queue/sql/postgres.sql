@@ -80,7 +80,8 @@ json_build_object(
 
 -- fragment: end_places
 -- Write the outcomes of `places`: messages that wait again, finished ones, and the rows of the claims.
--- The errors of a completed message stay in the claim's row.
+-- The errors of a completed message stay in the claim's row. A claim is closed when the latest of its
+-- messages was completed, also if the clock was set back since.
 put AS (
   INSERT INTO {schema}.jobsync_message (
     id, position, queue, state, due, payload, deliveries, returned, max_attempts, timeout, suspect,
@@ -105,6 +106,7 @@ put AS (
     count(*) FILTER (WHERE outcome = 'o') AS open,
     count(*) FILTER (WHERE outcome = 'c') AS completed, min(due) FILTER (WHERE outcome = 'o') AS due,
     array_agg(finished ORDER BY place) AS finished,
+    max(finished) FILTER (WHERE outcome = 'c') AS latest,
     CASE WHEN bool_or(is_ended AND outcome = 'c' AND errors <> next_errors)
       THEN array_agg(CASE WHEN outcome = 'c' THEN next_errors ELSE errors END ORDER BY place)
     END AS errors
@@ -113,7 +115,7 @@ put AS (
   UPDATE {schema}.jobsync_claim AS c
   SET outcomes = e.outcomes, open = e.open, completed = e.completed, finished = e.finished,
     errors = coalesce(e.errors, c.errors), due = coalesce(e.due, c.due),
-    closed = CASE WHEN e.open = 0 THEN clock_timestamp() END,
+    closed = CASE WHEN e.open = 0 THEN greatest(e.latest, clock_timestamp()) END,
     payloads = CASE WHEN e.open > 0 THEN c.payloads END
   FROM ended AS e WHERE c.claim = e.claim
 )
@@ -419,12 +421,14 @@ WITH claims AS MATERIALIZED (
   SELECT claim, string_agg(outcome, '' ORDER BY place) AS outcomes,
     count(*) FILTER (WHERE outcome = 'o') AS open,
     count(*) FILTER (WHERE outcome = 'c') AS completed, min(due) FILTER (WHERE outcome = 'o') AS due,
-    array_agg(finished ORDER BY place) AS finished
+    array_agg(finished ORDER BY place) AS finished,
+    max(finished) FILTER (WHERE outcome = 'c') AS latest
   FROM places GROUP BY claim HAVING bool_or(is_ended)
 ), written AS (
   UPDATE {schema}.jobsync_claim AS c
   SET outcomes = e.outcomes, open = e.open, completed = e.completed, finished = e.finished,
-    due = coalesce(e.due, c.due), closed = CASE WHEN e.open = 0 THEN clock_timestamp() END,
+    due = coalesce(e.due, c.due),
+    closed = CASE WHEN e.open = 0 THEN greatest(e.latest, clock_timestamp()) END,
     payloads = CASE WHEN e.open > 0 THEN c.payloads END
   FROM ended AS e WHERE c.claim = e.claim
 )
@@ -737,7 +741,9 @@ WITH live AS (
       CASE WHEN g.open > 0 THEN 'o' ELSE '' END || CASE WHEN g.completed > 0 THEN 'c' ELSE '' END,
       CASE WHEN g.open > 0 THEN 'p' ELSE '' END || CASE WHEN g.completed > 0 THEN 'f' ELSE '' END),
     open = c.open - g.open, completed = c.completed - g.completed,
-    closed = coalesce(c.closed, CASE WHEN c.open = g.open THEN clock_timestamp() END),
+    closed = coalesce(c.closed, CASE WHEN c.open = g.open THEN greatest(
+      clock_timestamp(), (SELECT max(time) FROM unnest(c.finished) AS f (time))
+    ) END),
     payloads = CASE WHEN c.open > g.open THEN c.payloads END
   FROM claims AS g WHERE c.claim = g.claim AND (g.open > 0 OR g.completed > 0)
 ), results AS (
@@ -918,9 +924,10 @@ CROSS JOIN LATERAL unnest(c.ids, string_to_array(c.outcomes, NULL)) AS p (id, ou
 WHERE c.closed IS NULL AND {has_any_id} AND p.outcome = 'o' AND p.id = ANY (%(ids)s::text[]);
 
 -- name: replace
--- Replace a message that nobody has claimed.
+-- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE {schema}.jobsync_message
-SET payload = %(payload)s, max_attempts = %(max_attempts)s, timeout = %(timeout)s,
+SET payload = %(payload)s, max_attempts = %(max_attempts)s, returned = deliveries,
+  timeout = %(timeout)s,
   state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END,
   due = coalesce(
     to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'

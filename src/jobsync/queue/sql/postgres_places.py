@@ -17,6 +17,7 @@ __all__ = [
     "PostgresPlaces",
     "build_columns",
     "find_claims",
+    "find_ids",
     "is_completed",
     "run_steps",
     "run_steps_blocking",
@@ -117,6 +118,11 @@ class PostgresPlaces(Places):
             "groups": as_array([message.group for message in new_messages]),
             "blocked": as_array(list(blocked)),
         }
+
+
+def find_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return the parameters that find claims by the ids of their messages."""
+    return {"ids": as_array(ids), "low": min(ids), "high": max(ids)}
 
 
 def find_claims(ids: Sequence[str], claims: Sequence[str]) -> dict[str, str]:

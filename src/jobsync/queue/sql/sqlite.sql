@@ -694,10 +694,11 @@ WHERE c.number IN ({numbers}) AND c.open > 0 AND {outcome} = 'o'
 AND {item_id} IN (SELECT value FROM json_each(:ids));
 
 -- name: replace
--- Replace a message that nobody has claimed.
+-- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE jobsync_message
-SET payload = :payload, max_attempts = :max_attempts, timeout = :timeout, due = :due,
-  boot = :boot, wakes = :wakes, state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END
+SET payload = :payload, max_attempts = :max_attempts, returned = deliveries, timeout = :timeout,
+  due = :due, boot = :boot, wakes = :wakes,
+  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END
 WHERE id = :holder AND {is_known} RETURNING 1;
 
 -- name: see_keys

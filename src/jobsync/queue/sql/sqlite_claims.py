@@ -175,7 +175,9 @@ class ClaimRow(msgspec.Struct):
         if ending.error:
             errors = add_failure(errors, message.attempt, ending.error, time["now"], self.session)
         if step.target == "completed":
-            self.finished = self.times[place] = time["now"]
+            self.times[place] = time["now"]
+            # The wall clock may have been set back since another one was completed.
+            self.finished = max(time["now"], self.finished or time["now"])
             self.errors[place] = errors
             return
         parameters = {

@@ -1,0 +1,92 @@
+"""Pushes of messages with priorities, groups and keys, and what becomes of them if a reply is lost.
+
+A key whose push had an unknown outcome is remembered. While its message is pending a key protects
+itself. But the message may have arrived unnoticed, and be finished when the key is pushed again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from jobsync.errors import JobsyncError, OutcomeUnknown
+from jobsync.queue.backend import NewMessage
+
+__all__ = ["PlacedPush"]
+
+_MAX_KEYS = 1_000
+
+Place: TypeAlias = Callable[[Sequence[NewMessage], Sequence[bytes]], Awaitable[Mapping[str, str]]]
+
+
+class PlacedPush:
+    """Such pushes of this process to one queue.
+
+    Args:
+        place: adds messages; returns who holds the keys of others.
+        exists: returns whether any of these messages exists, finished or not.
+        find_holders: returns the ids of the messages that hold keys.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        exists: Callable[[Sequence[str]], Awaitable[bool]],
+        find_holders: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]],
+    ) -> None:
+        self._place = place
+        self._exists = exists
+        self._find_holders = find_holders
+        self._doubtful: dict[str, str] = {}
+        """The messages of the latest keys that may or may not have arrived."""
+
+    async def push(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        """Add messages where they belong; if the reply is lost, look what has become of them."""
+        arrived = await self._find_arrived(new_messages)
+        if arrived:
+            pairs = zip(new_messages, payloads, strict=True)
+            left = [(message, payload) for message, payload in pairs if message.id not in arrived]
+            new_messages, payloads = [each for each, _ in left], [each for _, each in left]
+        try:
+            return {**arrived, **await self._place(new_messages, payloads)}
+        except OutcomeUnknown as unknown:
+            try:
+                holders = await self._look_up(new_messages)
+            except JobsyncError:
+                # A failed check says nothing about the push.
+                holders = None
+            if holders is None:
+                self._remember(new_messages)
+                raise unknown from None
+            return {**arrived, **holders}
+
+    async def _look_up(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str] | None:
+        """Return who holds the keys of messages that were not added; None if that is not known."""
+        if not await self._exists([message.id for message in new_messages]):
+            return None
+        keyed = {message.key: message.id for message in new_messages if message.key is not None}
+        found = await self._find_holders(list(keyed)) if keyed else {}
+        holders: dict[str, str] = {}
+        for key, name in keyed.items():
+            # Others may hold the key of a message that was added and has been handled since.
+            if found.get(key) != name and not await self._exists([name]):
+                if key not in found:
+                    return None
+                holders[name] = found[key]
+        return holders
+
+    def _remember(self, new_messages: Sequence[NewMessage]) -> None:
+        self._doubtful |= {each.key: each.id for each in new_messages if each.key is not None}
+        while len(self._doubtful) > _MAX_KEYS:
+            del self._doubtful[next(iter(self._doubtful))]
+
+    async def _find_arrived(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
+        """Return the messages of these keys that have arrived, by the ids of the new ones."""
+        if not self._doubtful:
+            return {}
+        arrived: dict[str, str] = {}
+        for message in new_messages:
+            former = self._doubtful.pop(message.key, None) if message.key is not None else None
+            if former is not None and await self._exists([former]):
+                arrived[message.id] = former
+        return arrived
