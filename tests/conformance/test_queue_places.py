@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
@@ -13,6 +13,7 @@ from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.placed_push import PlacedPush
 
 ME, OTHER = "worker-1.a", "worker-2.b"
@@ -430,7 +431,7 @@ async def test_a_push_stays_in_doubt_if_nobody_can_say_who_holds_its_key(
     async def refuse(_: Sequence[str]) -> None:
         raise Unavailable("the database", "it is refused")
 
-    monkeypatch.setattr(backend, "_find_holders", refuse)
+    monkeypatch.setattr(cast("SqlBackend", backend)._placed_push, "_find_holders", refuse)
     location.faults.lost_replies = 1
     with pytest.raises(OutcomeUnknown):
         await backend.push([new(1, key="k")])
@@ -455,8 +456,9 @@ async def test_what_others_do_meanwhile_makes_no_push_in_doubt_lie(
             await push(backend, 4, key="two")
         return await was(keys)
 
-    was = backend._find_holders  # type: ignore[attr-defined]
-    monkeypatch.setattr(backend, "_find_holders", find)
+    placed_push = cast("SqlBackend", backend)._placed_push
+    was = placed_push._find_holders
+    monkeypatch.setattr(placed_push, "_find_holders", find)
     await backend.push([new(1, key="one")])
     location.faults.lost_replies = 1
     batch = [new(2, key="one"), new(3, key="two")]

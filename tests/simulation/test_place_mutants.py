@@ -52,10 +52,10 @@ def keeps_a_group_blocked_by_the_cancelled(patch: pytest.MonkeyPatch) -> None:
 def keeps_a_group_blocked_by_what_killed_its_worker(patch: pytest.MonkeyPatch) -> None:
     """A head that dies because its claims lapse blocks its group for ever."""
 
-    def end(connection: Any, row: Any, keep: Any, dead: Any, time: Any) -> Any:
+    def end(*arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Places, "release", release_nothing)
-            return was(connection, row, keep, dead, time)
+            return was(*arguments)
 
     was = sqlite_claims.end_lapsed
     patch.setattr(sqlite, "end_lapsed", end)

@@ -71,11 +71,11 @@ def revive(connection: sqlite3.Connection, claim: str, names: Iterable[str]) -> 
 def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt settles a message although another worker has claimed it since."""
 
-    def settle(connection: sqlite3.Connection, _: str, part: Any, time: Any) -> set[str]:
+    def settle(connection: sqlite3.Connection, _: str, part: Any, *rest: Any) -> set[str]:
         latest = [find_latest_claim(connection, each.receipt.id) for each in part]
         return set().union(
             *(
-                was(connection, claim, [each], time)
+                was(connection, claim, [each], *rest)
                 for claim, each in zip(latest, part, strict=True)
             )
         )
@@ -87,9 +87,9 @@ def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
 def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     """A receipt completes a message although its claim was ended."""
 
-    def settle(connection: sqlite3.Connection, claim: str, part: Any, time: Any) -> set[str]:
+    def settle(connection: sqlite3.Connection, claim: str, part: Any, *rest: Any) -> set[str]:
         revive(connection, claim, [each.receipt.id for each in part])
-        return was(connection, claim, part, time)
+        return was(connection, claim, part, *rest)
 
     was = sqlite_claims.settle_claim
     patch.setattr(sqlite, "settle_claim", settle)
@@ -121,10 +121,10 @@ def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
 def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
     """A settlement that is repeated after a lost reply is reported as stale."""
 
-    def settle(connection: sqlite3.Connection, claim: str, part: Any, time: Any) -> set[str]:
+    def settle(connection: sqlite3.Connection, claim: str, part: Any, *rest: Any) -> set[str]:
         query = "SELECT outcomes NOT LIKE '%o%' FROM jobsync_claim WHERE claim = ?"
         (is_closed,) = connection.execute(query, [claim]).fetchone()
-        return set() if is_closed else was(connection, claim, part, time)
+        return set() if is_closed else was(connection, claim, part, *rest)
 
     was = sqlite_claims.settle_claim
     patch.setattr(sqlite, "settle_claim", settle)
@@ -149,8 +149,8 @@ def claims_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
 def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
     """A claim is ended half-way through its visibility timeout."""
 
-    def end(connection: Any, row: Any, keep: Any, dead: Any, time: Any) -> Any:
-        return was(connection, row, keep, dead, {**time, "since": time["since"] + 15})
+    def end(connection: Any, row: Any, keep: Any, dead: Any, time: Any, *rest: Any) -> Any:
+        return was(connection, row, keep, dead, {**time, "since": time["since"] + 15}, *rest)
 
     was = sqlite_claims.end_lapsed
     patch.setattr(sqlite, "end_lapsed", end)
