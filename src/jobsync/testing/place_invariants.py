@@ -68,6 +68,8 @@ class _Hold(NamedTuple):
     id: str
     until: float | None
     """By the clock of the store; None while it is pending."""
+    since: int
+    """How many commits there were before."""
 
 
 class _Places:
@@ -164,31 +166,37 @@ class _Places:
             if step.before is None and "key" in step.place and name in messages:
                 key, ttl = (queue, step.place["key"]), step.place.get("key_ttl")
                 hold = self._holds.get(key)
-                if hold is not None and self._is_held(hold, now, **step.place):
+                if hold is not None and self._is_held(hold, **step.place):
                     yield "Q27", f"{name} was added, and {hold.id} holds the key {key[1]}"
-                self._hold(key, _Hold(name, None if ttl is None else now + ttl), step.at)
+                self._hold(
+                    key, _Hold(name, None if ttl is None else now + ttl, len(self._times)), step.at
+                )
             elif step.replacement:
                 key, ttl = (queue, step.place["key"]), step.replacement[4].get("key_ttl")
                 hold = self._holds.get(key)
                 if hold is None or hold.id != name:
                     yield "Q27", f"{name} was replaced, and does not hold the key {key[1]}"
-                self._hold(key, _Hold(name, None if ttl is None else now + ttl), step.at)
+                self._hold(
+                    key, _Hold(name, None if ttl is None else now + ttl, len(self._times)), step.at
+                )
 
     def _hold(self, key: tuple[str, str], hold: _Hold, at: int) -> None:
         self._holds[key] = hold
         if hold.until is not None:
             self._held_until[hold.id].append((at, hold.until))
 
-    def _is_held(self, hold: _Hold, now: float, *, replace: bool = False, **_: Any) -> bool:
+    def _is_held(self, hold: _Hold, *, replace: bool = False, **_: Any) -> bool:
         """Whether nobody else may be added with the key.
 
-        A dead letter that was put back holds its key again, unless the key was removed meanwhile.
+        A key that nobody held for a moment may have been removed, although a dead letter was put
+        back since, or the clock.
         """
         state = self._rows[hold.id]["state"]
         if replace and state not in ("ready", "waiting", "blocked"):
             return False
         if hold.until is not None:
-            return now < hold.until - _ROUNDING
+            latest = max(wall for _, wall in self._times[hold.since - 1 :])
+            return latest < hold.until - _ROUNDING
         return state in _PENDING and len(self._pending[hold.id]) == 1
 
     def check_response(
