@@ -246,7 +246,7 @@ def takes_those_that_waited_first(patch: pytest.MonkeyPatch) -> None:
     ) -> Any:
         row = connection.execute(SQL["select_waiting"], parameters).fetchone()
         found = was(connection, parameters, order, has_waiting=has_waiting)
-        return found if row is None else sqlite_selection.Selection([row], is_full=True)
+        return found if row is None else sqlite_selection.SelectedMessages([row], is_full=True)
 
     was = sqlite_selection._select
     patch.setattr(sqlite_selection, "_select", select)

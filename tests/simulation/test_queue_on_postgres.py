@@ -7,6 +7,7 @@ the code around them. `make prove-queue` runs storms.
 import logging
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import postgres_queue_stories
 import pytest
@@ -16,13 +17,11 @@ from postgres_rows import opened_rows, use_database
 from queue_stories import Story
 from servers import PostgresServer
 
-from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.queue.sql import postgres as postgres_queue
 from jobsync.queue.sql.postgres import PostgresBackend
-from jobsync.stores.sql import PostgresAccess
 from jobsync.testing import (
     Link,
     RecordingBackend,
@@ -127,7 +126,7 @@ def replace(patch: pytest.MonkeyPatch, statement: str, old: str, new: str = "") 
 def claims_of_a_paused_queue(patch: pytest.MonkeyPatch) -> None:
     """Delayed messages of a paused queue are claimed."""
     is_open = "NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)"
-    replace(patch, "claim", f"AND {is_open}\n  ORDER BY due", "ORDER BY due")
+    replace(patch, "claim", f"AND {is_open} {{late_filter}}\n  ORDER BY due", "ORDER BY due")
 
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
@@ -149,7 +148,10 @@ def ends_what_is_to_be_kept(patch: pytest.MonkeyPatch) -> None:
 
 def claims_too_many(patch: pytest.MonkeyPatch) -> None:
     """New messages are claimed beside as many that waited."""
-    replace(patch, "claim", "LIMIT (SELECT %(limit)s - count(*) FROM late)", "LIMIT %(limit)s")
+    left = "LIMIT (SELECT %(limit)s - count(*) FROM late)"
+    replace(patch, "claim_fifo", left, "LIMIT %(limit)s")
+    rest = "(SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM plain) AS f)"
+    replace(patch, "claim_fifo", rest, "0")
 
 
 def leaves_claims_of_the_dead(patch: pytest.MonkeyPatch) -> None:
@@ -211,10 +213,8 @@ def confuses_places(patch: pytest.MonkeyPatch) -> None:
 def never_scans_again(patch: pytest.MonkeyPatch) -> None:
     """Only the first claim looks at all messages."""
 
-    def init(
-        self: PostgresBackend, access: PostgresAccess, queue: str, components: Components
-    ) -> None:
-        was(self, access, queue, components)
+    def init(self: PostgresBackend, *arguments: Any) -> None:
+        was(self, *arguments)
         self._scans[None].last_full = Mono(float("inf"))
 
     def schedule(self: PostgresBackend, scan: postgres_queue._ScanState, start: Mono) -> None:

@@ -113,11 +113,11 @@ async def test_more_than_a_batch_is_pushed_in_parts(
     assert (await look(db)).queue("emails").counts == {"ready": 5}
     push, calls = SqliteBackend.push, list[int]()
 
-    async def fail_at_second(self: SqliteBackend, messages: Any) -> None:
+    async def fail_at_second(self: SqliteBackend, messages: Any) -> Any:
         calls.append(len(messages))
         if len(calls) == 2:
             raise Unavailable("queue", "gone")
-        await push(self, messages)
+        return await push(self, messages)
 
     monkeypatch.setattr(SqliteBackend, "push", fail_at_second)
     with pytest.raises(Incomplete) as raised:

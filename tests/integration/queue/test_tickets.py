@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -686,10 +685,15 @@ async def test_the_order_of_a_queue(order: QueueOrder) -> None:
     await location.close()
 
 
-async def test_a_database_refuses_another_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [("order", {"order": "priority"}), ("limits", {"max_concurrency": 3})],
+)
+async def test_what_only_a_database_has_is_refused(field: str, options: dict[str, Any]) -> None:
     """With the reason, before anything is done."""
-    async with Database(f"sqlite:///{tmp_path}/jobs.db") as database:
-        with pytest.raises(Invalid, match="claims take the oldest rows"):
-            await database.use_plugin(QueuePlugin(resource="tasks", order="lifo"))
+    async with Database("memory://") as database:
+        with pytest.raises(Invalid, match="database") as refused:
+            await database.use_plugin(QueuePlugin(resource="tasks", **options))
+    assert refused.value.field == field
     with pytest.raises(Invalid, match="fifo"):
-        QueuePlugin(resource="tasks", order="priority")
+        QueuePlugin(resource="tasks", order="newest")

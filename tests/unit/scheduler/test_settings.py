@@ -50,7 +50,8 @@ def to_seconds(value: Any) -> Any:
 
 def test_all_options_are_tested() -> None:
     """A new one has to say what it accepts, too."""
-    assert {*JOB_OPTIONS, "schedule"} == {*JobDefinition.__struct_fields__}
+    # The queue of a job follows from its option `enqueue`.
+    assert {*JOB_OPTIONS, "schedule", "queue"} == {*JobDefinition.__struct_fields__}
     assert SCHEDULER_OPTIONS.keys() == {*SchedulerSettings.__struct_fields__}
 
 

@@ -1,4 +1,7 @@
-"""Connections of users, whose transactions a push joins."""
+"""Connections of users, whose transactions a push joins.
+
+On its own because both databases need it, and `common` is large.
+"""
 
 import sqlite3
 from pathlib import Path

@@ -87,6 +87,9 @@ class PlacedPush:
         arrived: dict[str, str] = {}
         for message in new_messages:
             former = self._doubtful.pop(message.key, None) if message.key is not None else None
-            if former is not None and await self._exists([former]):
+            # One that replaces has other content, which must be handled.
+            if former is None or message.replace:
+                continue
+            if await self._exists([former]):
                 arrived[message.id] = former
         return arrived

@@ -1,4 +1,7 @@
-"""All queues in a PostgreSQL schema, read-only."""
+"""All queues in a PostgreSQL schema, read-only.
+
+On its own because `postgres` is large.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

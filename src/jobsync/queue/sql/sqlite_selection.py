@@ -10,7 +10,7 @@ from jobsync.queue.sql.claims import MAX_CLAIM_BYTES
 from jobsync.queue.sql.common import MAX_BATCH
 from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps
 
-__all__ = ["Selection", "select_messages"]
+__all__ = ["SelectedMessages", "select_messages"]
 
 _SELECTS: Mapping[QueueOrder, Sequence[str]] = {
     "fifo": ("select_ready", "select_high", "select_low"),
@@ -21,7 +21,7 @@ _SELECTS: Mapping[QueueOrder, Sequence[str]] = {
 another process has pushed them, whose order is by priority."""
 
 
-class Selection(NamedTuple):
+class SelectedMessages(NamedTuple):
     """The messages of a claim."""
 
     rows: list[tuple[Any, ...]]
@@ -39,7 +39,7 @@ def select_messages(
     order: QueueOrder,
     limits: QueueLimits,
     has_waiting: bool,  # noqa: FBT001 - the last of many that are not options
-) -> Selection:
+) -> SelectedMessages:
     """Select messages to claim, and count them.
 
     Args:
@@ -57,7 +57,7 @@ def select_messages(
     allowed = {**parameters, "limit": allowance.most}
     rows, is_full, _ = _select(connection, allowed, order, has_waiting=has_waiting)
     wait = run_steps(connection, places.end_claim(limits, allowance, len(rows)))
-    return Selection(rows, is_full and allowance.most == wanted, wait)
+    return SelectedMessages(rows, is_full and allowance.most == wanted, wait)
 
 
 def _select(
@@ -66,7 +66,7 @@ def _select(
     order: QueueOrder,
     *,
     has_waiting: bool,
-) -> Selection:
+) -> SelectedMessages:
     rows: list[tuple[Any, ...]] = []
     limit, size = parameters["limit"], 0
     names = [] if parameters["suspects"] else [*_SELECTS[order]]
@@ -80,8 +80,8 @@ def _select(
             rows.append(row)
             size += len(row[2]) + len(row[10])
             if size >= MAX_CLAIM_BYTES or len(rows) == limit:
-                return Selection(_sort(rows, order), is_full=True)
-    return Selection(_sort(rows, order), is_full=False)
+                return SelectedMessages(_sort(rows, order), is_full=True)
+    return SelectedMessages(_sort(rows, order), is_full=False)
 
 
 def _sort(rows: list[tuple[Any, ...]], order: QueueOrder) -> list[tuple[Any, ...]]:
