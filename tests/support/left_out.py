@@ -39,6 +39,9 @@ _TESTS = {
     "tests/processes/test_plugins.py": (
         "test_a_signal_may_come_at_any_moment_of_the_start[postgres-",
     ),
+    "tests/processes/test_queue.py": (
+        "test_effects_in_transactions_happen_once_in_a_storm[sqlite]",
+    ),
     "tests/processes/test_queue_places.py": (
         "test_groups_are_never_overtaken[sqlite]",
         "test_one_key_makes_one_message[sqlite]",
