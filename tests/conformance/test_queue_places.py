@@ -252,6 +252,43 @@ async def test_a_lost_reply_to_a_settlement_advances_a_group_once(
     assert await claim(backend) == []
 
 
+@pytest.mark.parametrize("move", ["complete", "bury"])
+async def test_who_has_not_seen_the_claims_settles_groups_and_others_together(
+    location: QueueLocation, backend: QueueBackend, move: Transition
+) -> None:
+    """All are accepted, and the next one of the group comes; repeated, the answer is the same."""
+    await push(backend, "plain")
+    claimed = await claim(backend)
+    await push(backend, 1, 2, group="a")
+    claimed += await claim(backend)
+    stranger = await location.open("emails")
+    await settle(stranger, claimed, move)
+    await settle(stranger, claimed, move)
+    assert await drain(backend) == [2]
+
+
+async def test_a_batch_that_is_settled_in_part_is_in_doubt(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim without a group is settled, and that with one is not: not nothing was done."""
+    await push(backend, "plain")
+    claimed = await claim(backend)
+    await push(backend, 1, 2, group="a")
+    claimed += await claim(backend)
+    stranger = cast("SqlBackend", await location.open("emails"))
+    if not hasattr(stranger, "_settle_groups"):
+        return  # One transaction settles all of them there.
+
+    async def refuse(_: object) -> None:
+        raise Unavailable("the database", "it is refused")
+
+    monkeypatch.setattr(stranger, "_settle_groups", refuse)
+    batch = [Settlement(receipt=each.receipt, move="complete") for each in claimed]
+    with pytest.raises(OutcomeUnknown):
+        await stranger._settle(batch)
+    assert await backend.count() == {"completed": 1, "claimed": 1, "blocked": 1}
+
+
 async def test_groups_of_random_histories_are_never_overtaken(location: QueueLocation) -> None:
     """A model: what each group has handled is what was pushed to it, in order, each once."""
     randomness = random.Random(7)

@@ -77,7 +77,7 @@ class _TimeLimits:
                 self._changed.notify()
 
     def remove(self, transaction: "OpenTransaction") -> None:
-        """Let a transaction take as long as it needs."""
+        """Stop limiting a transaction."""
         with self._changed:
             self._ends.pop(transaction, None)
 

@@ -72,7 +72,7 @@ class Places(ABC):
         return len(rows)
 
     def release(self, names: Iterable[str]) -> Steps[None]:
-        """Let the next messages of groups be heads: a head was finished for each of the names."""
+        """Make the next messages of groups heads: a head was finished for each of the names."""
         ended = Counter(names)
         if not ended:
             return

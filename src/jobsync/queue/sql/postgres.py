@@ -322,36 +322,37 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
 
     async def _complete_with_results(self, batch: Sequence[Settlement]) -> set[str]:
         """Complete messages, and keep what their handlers returned."""
-        ids = [settlement.receipt.id for settlement in batch]
-        claims = [settlement.receipt.claim for settlement in batch]
-        for claim in claims:
-            self._unsettled.remove(claim)
-        parameters = {"queue": self.queue, **find_claims(ids, claims), **build_results(batch)}
-        rows = await self._run("complete_with_results", parameters)
-        settled = {name for name, claim in rows if claim is None}
-        grouped = {claim for _, claim in rows if claim is not None}
-        if grouped:
-            left = [each for each in batch if each.receipt.claim in grouped]
-            settled |= await self._settle_groups(left)
-        return settled
+        for each in batch:
+            self._unsettled.remove(each.receipt.claim)
+        parameters = {"queue": self.queue, **build_columns(batch), **build_results(batch)}
+        return await self._settle_rest(batch, await self._run("complete_with_results", parameters))
 
     async def _settle_plain(self, batch: Sequence[Settlement]) -> set[str]:
         ids = [settlement.receipt.id for settlement in batch]
         claims = [settlement.receipt.claim for settlement in batch]
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
-        settled, grouped = set[str](), {*claims}
-        if self._grouped.keys().isdisjoint(claims):
-            is_whole = unsettled == [{*ids}] and is_completed(batch)
-            if is_whole and await self._complete_claim(claims[0], len(ids)):
-                return {*ids}
-            columns = {**build_columns(batch), "with_groups": False}
-            rows = await self._run("complete" if is_completed(batch) else "settle", columns)
-            settled = {name for name, claim in rows if claim is None}
-            grouped = {claim for _, claim in rows if claim is not None}
-        if grouped:
-            batch = [each for each in batch if each.receipt.claim in grouped]
-            settled |= await self._settle_groups(batch)
-        return settled
+        if not self._grouped.keys().isdisjoint(claims):
+            return await self._settle_groups(batch)
+        is_whole = unsettled == [{*ids}] and is_completed(batch)
+        if is_whole and await self._complete_claim(claims[0], len(ids)):
+            return {*ids}
+        columns = {**build_columns(batch), "with_groups": False}
+        name = "complete" if is_completed(batch) else "settle"
+        return await self._settle_rest(batch, await self._run(name, columns))
+
+    async def _settle_rest(self, batch: Sequence[Settlement], rows: Sequence[Any]) -> set[str]:
+        """Settle what a statement has left alone: claims with groups. Return all that is settled.
+
+        Raises:
+            OutcomeUnknown: only the others are certainly settled.
+        """
+        settled = {name for name, claim in rows if claim is None}
+        grouped = {claim for _, claim in rows if claim is not None}
+        left = [each for each in batch if each.receipt.claim in grouped]
+        try:
+            return settled | (await self._settle_groups(left) if left else set())
+        except (Misconfigured, Unavailable) as error:
+            raise OutcomeUnknown(self.topic, str(error)) from error
 
     async def _settle_groups(self, batch: Sequence[Settlement]) -> set[str]:
         """Settle messages of claims of which some have groups; let the next ones be heads."""
