@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from jobsync.cli.why import _describe
@@ -267,3 +268,30 @@ def test_the_first_obstacle_is_the_reason(
     assert reason.code == code
     assert text in reason.text
     assert (reason.since, reason.until) == (since, until)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "until"),
+    [
+        ({"state": "claimed", "due": 1020.0}, "is being handled", None),
+        ({"state": "waiting", "due": 1030.0}, "is waiting", 1030.0),
+        ({"state": "ready"}, "is ready", None),
+    ],
+)
+def test_a_blocked_message_names_the_head_of_its_group(
+    changes: dict[str, Any], words: str, until: float | None
+) -> None:
+    """With what that one does, and until when it waits."""
+    head = status(worker(), id="head-1", group="customer-7", **changes).message
+    blocked = status(worker(), state="blocked", group="customer-7")
+    reason = explain(msgspec.structs.replace(blocked, head=head))
+    assert reason.code == "blocked"
+    assert reason.text == f"it is blocked by head-1, the head of group customer-7, which {words}"
+    assert (reason.since, reason.until) == (900.0, until)
+
+
+def test_a_blocked_message_whose_head_has_just_ended_names_its_group() -> None:
+    """Nobody is named who is not there."""
+    reason = explain(status(worker(), state="blocked", group="customer-7"))
+    assert (reason.code, reason.until) == ("blocked", None)
+    assert "group customer-7" in reason.text
