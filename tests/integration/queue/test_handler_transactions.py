@@ -656,3 +656,18 @@ class FailingCommits:
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
         raise error
+
+
+async def test_a_transaction_lets_the_next_message_of_a_group_come(effects: Effects) -> None:
+    """Each is completed with its effect, in order, however many could run at once."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    async with run_queue(effects, handle) as queue:
+        names = await queue.enqueue_many([{}] * 3, group="a")
+        stats = await ended(queue, 3)
+        assert sorted(effects.read()) == sorted(names)
+        assert stats["completed"] == 3
+        assert await queue.count("blocked") == 0
