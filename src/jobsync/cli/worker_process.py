@@ -30,8 +30,9 @@ from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
-from jobsync.errors import Invalid, closest_name, format_error, safe_repr, safe_str
+from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
+from jobsync.safe_text import format_error, safe_repr, safe_str
 
 __all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
 

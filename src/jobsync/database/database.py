@@ -32,8 +32,9 @@ from jobsync.database.registry import Registry, ResourceRegistry, check_text_nam
 from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, JobsyncError, format_error
+from jobsync.errors import Invalid, JobsyncError
 from jobsync.events import EventEmitter
+from jobsync.safe_text import format_error
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
