@@ -13,6 +13,7 @@ from jobsync.testing.invariants import (
     check_takes,
     require,
 )
+from jobsync.testing.limit_invariants import check_limits
 from jobsync.testing.loop import Stuck
 from jobsync.testing.message_answers import check_answers
 from jobsync.testing.message_invariants import check_messages
@@ -69,6 +70,7 @@ __all__ = [
     "check_decided",
     "check_drained",
     "check_firing",
+    "check_limits",
     "check_messages",
     "check_orphans",
     "check_places",
