@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
 
@@ -444,10 +445,28 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
     assert await drain(other) == [1]
-    pushed = await backend.push([new(2, key="k"), new(3, key="l")])
-    assert pushed == {"id-2": "id-1"}
+    repeated = msgspec.structs.replace(new(1, key="k"), id="id-2")
+    assert await backend.push([repeated, new(3, key="l")]) == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+
+
+async def test_other_content_is_not_a_push_repeated(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push in doubt has arrived and is finished: another message with its key is added."""
+
+    async def finds_out_nothing(*_: object) -> None:
+        return None
+
+    location.faults.lost_replies = 1
+    monkeypatch.setattr(PlacedPush, "_look_up", finds_out_nothing)
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(1, key="k")])
+    other = await location.open("emails")
+    assert await drain(other) == [1]
+    assert await backend.push([new(2, key="k")]) == {}
+    assert await drain(other) == [2]
 
 
 async def test_a_lost_reply_says_who_holds_the_keys(

@@ -1,5 +1,7 @@
 """A message, as it is pushed, claimed and shown."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from jobsync.core.codec import Json
@@ -13,6 +15,7 @@ __all__ = [
     "MessageInfo",
     "NewMessage",
     "Receipt",
+    "are_plain",
 ]
 
 PLAIN_FORMAT = 1
@@ -53,14 +56,16 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
         """The format that it is stored in: older code leaves alone what it does not understand."""
         return PLAIN_FORMAT if self.priority == 0 and self.group is None else MESSAGE_FORMAT
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it just goes to the end of the queue."""
-        return self.priority == 0 and self.group is None and self.key is None
-
     def find_delay(self, now: float) -> float:
         """Return the seconds before which it is not claimed, at that time of day."""
         return self.delay if self.at is None else max(0.0, self.at - now)
+
+
+def are_plain(new_messages: Iterable[NewMessage]) -> bool:
+    """Whether all of them just go to the end of the queue."""
+    return all(
+        each.key is None and each.group is None and each.priority == 0 for each in new_messages
+    )
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

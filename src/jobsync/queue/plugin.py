@@ -194,7 +194,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         else:
             holders = await self._get_backend().push(new_messages)
             self._workers.wake()
-            self._reporter.on_enqueued([name for name in ids if name not in holders])
+            added = [name for name in ids if name not in holders] if holders else ids
+            self._reporter.on_enqueued(added)
         return [holders.get(name, name) for name in ids] if holders else ids
 
     def check_messages(

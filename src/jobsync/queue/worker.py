@@ -247,7 +247,9 @@ class Worker(ClaimHolder):
 
     def _find_room(self) -> int:
         """Return how many messages may be claimed now."""
-        room = 0 if self.is_waiting_for_callbacks else self._slots.find_room()
+        # While suspects were claimed, this worker may have been paused, or told to stop.
+        is_resting = self.is_paused or self._slots.is_stopping or self.is_waiting_for_callbacks
+        room = 0 if is_resting else self._slots.find_room()
         if self._quota is None:
             return room
         return min(room, self._quota - self.handled - len(self._in_flight))

@@ -84,6 +84,8 @@ class _Places:
         """How many messages of a group are handled at once, where it is not one."""
         self._rows: dict[str, RowDetails] = {}
         self._places: dict[str, RowDetails] = {}
+        self._payloads: dict[str, str | None] = {}
+        """What each message was pushed with."""
         self._counter = count()
         self._numbers: dict[str, int] = {}
         """Where each message stands: it increases with each push and each redrive."""
@@ -122,6 +124,7 @@ class _Places:
         is_pending = state in _PENDING
         queue = _get_queue(step)
         self._rows[name], self._places[name] = step.after, step.place
+        self._payloads.setdefault(name, step.after.get("payload"))
         if is_pending and not was_pending:
             self._numbers[name] = next(self._counter)
             self._pending[name].append([step.at, -1])
@@ -215,9 +218,10 @@ class _Places:
         result = response.get("result")
         if request["call"] != "push" or not result:
             return
-        for name, _, _, _, *place in request["messages"]:
+        for name, payload, _, _, *place in request["messages"]:
             holder = result.get(name)
-            if holder is None:
+            # A push whose outcome was unknown is repeated: its message may be finished by now.
+            if holder is None or self._payloads.get(holder) == payload:
                 continue
             if holder not in self._places or self._places[holder].get("key") != place[0]["key"]:
                 yield f"{holder} has another key"

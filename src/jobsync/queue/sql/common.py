@@ -45,6 +45,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.limits import QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.joined_connections import unwrap_connection
@@ -139,7 +140,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
         payloads = _encode(new_messages)
-        if not all(each.is_plain for each in new_messages):
+        if not are_plain(new_messages):
             try:
                 return await self._placed_push.push(new_messages, payloads)
             finally:

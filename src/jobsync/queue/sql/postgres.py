@@ -25,6 +25,7 @@ from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
@@ -180,7 +181,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     ) -> Steps[Mapping[str, str]]:
         """Add messages, and notify listeners in the same transaction."""
         notification = {"channel": self._access.channel, "topic": self.topic}
-        if not all(each.is_plain for each in new_messages):
+        if not are_plain(new_messages):
             holders = yield from self._places.push(new_messages, payloads)
             yield self._sql["notify_topic"], notification
             return holders
@@ -282,11 +283,11 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
                 rows = await self._run("claim", parameters)
         except OutcomeUnknown as unknown:
             return await self._find_claimed(request, unknown)
-        lowest, found, has_suspects, due, lapse = rows[0][:5]
+        lowest, found, has_suspects, due, lapse, has_groups = rows[0][:6]
         if lowest is not None:
             scan.floor = lowest
-        claimed = [row[7:] for row in rows if row[5] is not None]
-        if any(row[6] for row in rows):
+        claimed = [row[6:] for row in rows if row[6] is not None]
+        if has_groups:
             self._remember_groups(request.claim)
         more = allowed == request.limit <= found or found > len(claimed)
         found_rows = ClaimedRows(claimed, has_suspects, due, lapse, more)
@@ -333,12 +334,15 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
         if not self._grouped.keys().isdisjoint(claims):
             return await self._settle_groups(batch)
-        is_whole = unsettled == [{*ids}] and is_completed(batch)
-        if is_whole and await self._complete_claim(claims[0], len(ids)):
-            return {*ids}
-        columns = {**build_columns(batch), "with_groups": False}
-        name = "complete" if is_completed(batch) else "settle"
-        return await self._settle_rest(batch, await self._run(name, columns))
+        if not is_completed(batch):
+            columns = {**build_columns(batch), "with_groups": False}
+            return await self._settle_rest(batch, await self._run("settle", columns))
+        if unsettled == [{*ids}]:
+            whole = {"claim": claims[0], "count": len(ids)}
+            if await self._run("complete_claim", whole):
+                return {*ids}
+        rows = await self._run("complete", find_claims(ids, claims))
+        return await self._settle_rest(batch, rows)
 
     async def _settle_rest(self, batch: Sequence[Settlement], rows: Sequence[Any]) -> set[str]:
         """Settle what a statement has left alone: claims with groups. Return all that is settled.
@@ -362,10 +366,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         )
         self._notifications.wake(self.topic)
         return settled
-
-    async def _complete_claim(self, claim: str, count: int) -> bool:
-        """Complete all messages of a claim; False means that nothing was done."""
-        return bool(await self._run("complete_claim", {"claim": claim, "count": count}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         columns = find_claims(

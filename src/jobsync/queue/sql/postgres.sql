@@ -250,8 +250,8 @@ SELECT EXISTS (SELECT 1 FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::t
 -- name: claim
 -- Claim due messages: those that waited, then new ones in their order. A claim ends early if its
 -- messages are large. Each row starts with the lowest position that was ready, how many messages were
--- found, whether there are suspects to claim, and the seconds until the next delay ends and the next
--- claim lapses; it has no message if nothing was claimed.
+-- found, whether there are suspects to claim, the seconds until the next delay ends and the next claim
+-- lapses, and whether messages have groups; it has no message if nothing was claimed.
 WITH late AS MATERIALIZED (
   SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size
   FROM {schema}.jobsync_message
@@ -280,8 +280,14 @@ WITH late AS MATERIALIZED (
     array_agg(max_attempts), CASE WHEN bool_or(timeout IS NOT NULL) THEN array_agg(timeout) END,
     CASE WHEN bool_or(errors <> '') THEN array_agg(errors) END, array_agg(enqueued),
     CASE WHEN bool_or(task <> '') THEN array_agg(task) END, max(format),
-    CASE WHEN bool_or(priority <> 0) THEN array_agg(priority) END,
-    CASE WHEN bool_or(group_name IS NOT NULL) THEN array_agg(group_name) END
+    -- Of plain messages these are not even looked at.
+    CASE WHEN max(format) > 1 THEN (
+      SELECT CASE WHEN bool_or(priority <> 0) THEN array_agg(priority ORDER BY {sorting}) END FROM taken
+    ) END,
+    CASE WHEN max(format) > 1 THEN (
+      SELECT CASE WHEN bool_or(group_name IS NOT NULL) THEN array_agg(group_name ORDER BY {sorting}) END
+      FROM taken
+    ) END
   FROM (SELECT * FROM taken ORDER BY {sorting}) AS t HAVING count(*) > 0
 ), rest AS (
   SELECT (SELECT min(position) FROM plain) AS lowest, (SELECT count(*) FROM found) AS found,
@@ -303,10 +309,11 @@ WITH late AS MATERIALIZED (
       SELECT due FROM {schema}.jobsync_claim
       WHERE queue = %(queue)s AND closed IS NULL AND due >= {earliest} AND {is_known}
       ORDER BY due LIMIT 1
-    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
+    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse,
+    EXISTS (SELECT 1 FROM taken WHERE group_name IS NOT NULL) AS has_groups
 )
-SELECT rest.*, position, group_name IS NOT NULL, id, payload, deliveries, returned, max_attempts,
-  timeout, %(suspects)s, extract(epoch FROM enqueued)::float8
+SELECT rest.*, id, payload, deliveries, returned, max_attempts, timeout, %(suspects)s,
+  extract(epoch FROM enqueued)::float8
 FROM rest LEFT JOIN taken ON true ORDER BY {sorting};
 
 -- fragment: candidate

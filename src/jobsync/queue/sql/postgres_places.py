@@ -48,7 +48,7 @@ class PostgresPlaces(Places):
         """
         allowance = yield from self.begin_claim(limits, parameters["limit"])
         rows = yield self._sql["claim"], {**parameters, "limit": allowance.most}
-        claimed = sum(row[5] is not None for row in rows)
+        claimed = sum(row[6] is not None for row in rows)
         wait = yield from self.end_claim(limits, allowance, claimed)
         return rows, allowance.most, wait
 

@@ -17,6 +17,7 @@ from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import ANSWERS_TTL, UnsettledClaims
 from jobsync.queue.sql.common import (
@@ -108,7 +109,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         if needs_transaction:
             connection.execute("BEGIN IMMEDIATE")
         holders: Mapping[str, str] = {}
-        if all(each.is_plain for each in new_messages):
+        if are_plain(new_messages):
             connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
         else:
             holders = self._place_within(connection, new_messages, payloads)
