@@ -1380,22 +1380,54 @@ async def test_each_message_of_a_claim_is_recorded_separately(
     assert await backend.count() == {}
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_completed_messages_are_listed_in_pages(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, limit: int
 ) -> None:
-    """By the time of their end, whichever claims they were in."""
-    await backend.push(new_messages(*range(12)))
-    claims = [await claim(backend, 4, visibility=1000) for _ in range(3)]
-    order = [claims[number % 3][number // 3] for number in range(12)]
-    for message in order:
-        assert await settle(backend, message.receipt)
-        location.advance(1)
+    """By the time of their end, whichever claims they were in, and however these end."""
+    dice = random.Random(limit)
+    waiting, held, order = 40, list[Message](), list[str]()
+    await backend.push(new_messages(*range(waiting)))
+    while waiting or held:
+        if waiting and dice.random() < 0.4:
+            claimed = await claim(backend, dice.choice((1, 2, 4)), visibility=1000)
+            waiting -= len(claimed)
+            held += claimed
+        elif held:
+            message = held.pop(dice.randrange(min(len(held), 6)))
+            move: Transition = dice.choice(("complete", "complete", "bury"))
+            assert await settle(backend, message.receipt, move)
+            order += [message.id] if move == "complete" else []
+            location.advance(1)
     found: list[str] = []
     after = ""
+    while page := await backend.browse("completed", after=after, limit=limit):
+        found += [each.id for each in page]
+        after = page[-1].cursor
+    assert found == order
+
+
+async def test_a_claim_that_is_closed_late_hides_no_completed_message(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """What was completed before it was closed is listed before, and what came later after it."""
+    await backend.push(new_messages(*range(5)))
+    early, buried = await claim(backend, 2, visibility=1000)
+    second, slow = await take(backend, 1), await take(backend, 1, visibility=1000)
+    for message in (early, second):
+        assert await settle(backend, message.receipt)
+        location.advance(1)
+    assert await settle(backend, buried.receipt, "bury")
+    location.advance(1)
+    quick = await take(backend, 1)
+    for message in (quick, slow):
+        location.advance(1)
+        assert await settle(backend, message.receipt)
+    found, after = list[str](), ""
     while page := await backend.browse("completed", after=after, limit=1):
         found.append(page[0].id)
         after = page[0].cursor
-    assert found == [message.id for message in order]
+    assert found == [each.id for each in (early, second, quick, slow)]
 
 
 async def test_a_paused_queue_delivers_nothing(

@@ -401,7 +401,8 @@ WHERE claim = ANY (%(distinct)s::text[]) AND groups IS NOT NULL
 -- far the cheapest one for claims of a few messages.
 UPDATE {schema}.jobsync_claim
 SET outcomes = repeat('c', open), open = 0, completed = open,
-  finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
+  finished = array_fill(t.time, ARRAY[open]), closed = t.time, payloads = NULL
+FROM (SELECT clock_timestamp() AS time) AS t
 WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('o', %(count)s)
 AND groups IS NULL
 RETURNING 1;
@@ -565,13 +566,17 @@ ORDER BY p.position LIMIT %(limit)s;
 
 -- name: browse_completed
 -- List completed messages, the oldest first: in claims, and those that older code has completed. The
--- first claims that were closed, one for each message to list, and claims that began before they ended
--- have all that is listed.
+-- first closed claims that have any, one for each message to list, and claims that began before they
+-- ended have all that is listed.
 SELECT {completed} FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.queue = %(queue)s AND c.closed >= {after_time} AND c.completed > 0
 AND c.claimed <= coalesce((
-  SELECT closed FROM {schema}.jobsync_claim
-  WHERE queue = %(queue)s AND closed >= {after_time} AND completed > 0
+  SELECT closed FROM {schema}.jobsync_claim AS d
+  WHERE queue = %(queue)s AND closed >= {after_time} AND completed > 0 AND EXISTS (
+    -- One whose messages were completed earlier than it was closed may have none to list.
+    SELECT 1 FROM unnest(d.ids, string_to_array(d.outcomes, NULL), d.finished) AS i (id, outcome, time)
+    WHERE i.outcome = 'c' AND i.id IS NOT NULL AND (i.time, i.id) > {after}
+  )
   ORDER BY closed OFFSET %(limit)s LIMIT 1
 ), 'infinity') AND p.outcome = 'c' AND p.id IS NOT NULL AND (p.finished, p.id) > {after}
 UNION ALL
