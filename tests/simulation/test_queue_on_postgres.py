@@ -215,7 +215,7 @@ def never_scans_again(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: PostgresBackend, *arguments: Any) -> None:
         was(self, *arguments)
-        self._scans[None].last_full = Mono(float("inf"))
+        self._scans[(), True].last_full = Mono(float("inf"))
 
     def schedule(self: PostgresBackend, scan: postgres_queue._ScanState, start: Mono) -> None:
         del self, start

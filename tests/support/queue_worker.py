@@ -93,11 +93,11 @@ class QueueWorker:
             batch, size = left[:size], size % 20 + 1
             data = [self._build(n) for n in batch]
             tasks = self._options.tasks
-            task: EnqueueOptions = {"task": tasks[size % len(tasks)]} if tasks else {}
+            options: EnqueueOptions = {"task": tasks[size % len(tasks)]} if tasks else {}
+            if self._options.groups:
+                options["group"] = self._find_group
             try:
-                ids = await queue.enqueue_many(
-                    data, group=self._find_group if self._options.groups else None, **task
-                )
+                ids = await queue.enqueue_many(data, **options)
             except Unavailable:
                 await asyncio.sleep(0.1)
                 continue

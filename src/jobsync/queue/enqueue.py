@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from jobsync.core.arguments import LONGEST_DELAY, check_seconds
 from jobsync.core.codec import Json
@@ -72,7 +72,7 @@ def build_messages(
     return new_messages
 
 
-def _copy(task: object, data: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+def _copy(task: object, data: Sequence[Any]) -> list[dict[str, Json]]:
     """Return the arguments of a task's messages."""
     check_task_name("task", task)
     for each in data:

@@ -200,7 +200,8 @@ class TaskCall(Generic[P, R]):
         return await self._push([self._signature.encode(**each) for each in calls])
 
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
-        ids = await self._queue.enqueue_many(values, task=self.name, **self._options)
+        options: EnqueueOptions = {**self._options, "task": self.name}
+        ids = await self._queue.enqueue_many(values, **options)
         return [TaskHandle(name, self._queue, self._signature) for name in ids]
 
 
@@ -291,10 +292,22 @@ class TaskCalls(ABC):
     @overload
     def task(self, function: Callable[P, R], /) -> QueueTask[P, R, P, R]: ...
     @overload
-    def task(self, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]
-    ) -> Any:
+        self,
+        *,
+        name: str | None = ...,
+        max_retries: int = ...,
+        timeout: float | None = ...,
+        backoff: Backoff = ...,
+        priority: int = ...,
+        group: str | Callable[[Mapping[str, Json]], str] | None = ...,
+        key: str | Callable[[Mapping[str, Json]], str] | None = ...,
+        key_ttl: float | timedelta | None = ...,
+        replace: bool = ...,
+        cron: str = ...,
+        timezone: str = ...,
+    ) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a function a task of this queue: a decorator, with options or without.
 
         The function is a coroutine function, or a plain one, which runs on a thread. It gets the
@@ -310,9 +323,10 @@ class TaskCalls(ABC):
                 name.
         """
         _check_options(options, TaskOptions.__annotations__)
+        chosen = cast("TaskOptions", options)
         if function is None:
-            return lambda function: self._add_task(function, options)
-        return self._add_task(function, options)
+            return lambda function: self._add_task(function, chosen)
+        return self._add_task(function, chosen)
 
     def _add_task(
         self, function: Callable[..., Any], options: TaskOptions
@@ -338,9 +352,7 @@ class TaskCalls(ABC):
         self._add_handler(name, handler)
         return QueueTask(cast("TaskQueue", self), name, signature, function)
 
-    def _complete_options(
-        self, data: Sequence[Mapping[str, Json]], options: EnqueueOptions
-    ) -> EnqueueOptions:
+    def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions:
         """Return the options of messages, with those of their task if it is known here.
 
         Raises:

@@ -20,6 +20,7 @@ from jobsync import (
     QueuePlugin,
     SchedulerPlugin,
 )
+from jobsync.errors import safe_name
 from jobsync.status.queues import read_queues_status
 
 
@@ -66,7 +67,7 @@ async def test_each_message_goes_to_the_function_of_its_task(db: Database) -> No
     assert await found.result(timeout=30) == found.id
     await queue.enqueue({"text": "b"})
     await until(lambda: plain == ["b"])
-    assert (double.name, name_thread.name) == (f"{__name__}.{double.__qualname__}", "stable")
+    assert (double.name, name_thread.name) == (safe_name(double.function), "stable")
     info = await ran.get()
     assert info is not None
     assert (info.state, info.task) == ("completed", "stable")

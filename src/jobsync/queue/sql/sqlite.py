@@ -177,9 +177,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             "plain": request.is_plain,
         }
         wanted = (request.tasks, request.is_plain)
-        look, find_waiting = "outlook", "has_waiting"
-        if request.tasks or not request.is_plain:
-            look, find_waiting = "task_outlook", "has_waiting_tasks"
+        names = ("outlook", "has_waiting"), ("task_outlook", "has_waiting_tasks")
+        look, find_waiting = names[wanted != ((), True)]
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
