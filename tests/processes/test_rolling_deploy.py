@@ -67,6 +67,8 @@ async def test_a_message_of_a_new_task_waits_for_a_worker_that_knows_it(
     url: str, tmp_path: Path, full_scale: bool
 ) -> None:
     """Older workers run all the time, and spend no attempt on it; everything is done once."""
+    if not (full_scale or url.startswith("sqlite:")):
+        pytest.skip("at this scale one kind of database suffices")
     count = 5_000 if full_scale else 120
     async with QueueProcesses(url, tmp_path / "facts") as processes:
         old = await processes.start(2, tasks=["send"])

@@ -307,7 +307,7 @@ class TaskCalls(ABC):
         cron: str = ...,
         timezone: str = ...,
     ) -> TaskDecorator: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def task(self, function: Any = None, **options: Any) -> Any:
         """Make a function a task of this queue: a decorator, with options or without.
 
         The function is a coroutine function, or a plain one, which runs on a thread. It gets the
