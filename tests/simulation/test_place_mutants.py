@@ -137,9 +137,7 @@ def forgets_delays_of_the_blocked(patch: pytest.MonkeyPatch) -> None:
 
 def makes_heads_by_replacing(patch: pytest.MonkeyPatch) -> None:
     """A blocked message that is replaced is a head."""
-    replace(
-        patch, "replace", "CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END", "'waiting'"
-    )
+    replace(patch, "replace", "WHEN 'blocked' THEN 'blocked'", "WHEN 'blocked' THEN 'waiting'")
 
 
 def frees_keys_of_the_claimed(patch: pytest.MonkeyPatch) -> None:
