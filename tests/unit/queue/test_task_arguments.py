@@ -106,7 +106,7 @@ def build(kind: Any) -> TaskSignature:
     return TaskSignature("module.give", give)
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES, ids=str)
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(kind) for kind, _ in VALUES])
 def test_a_value_arrives_and_returns_as_its_annotation_says(kind: Any, value: Any) -> None:
     """Through JSON, as it is stored."""
     signature = build(kind)
