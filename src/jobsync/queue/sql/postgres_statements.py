@@ -24,7 +24,8 @@ _ORDERS: Mapping[QueueOrder, Mapping[str, str]] = {
         "is_later": "true",
         "direction": "DESC",
         "floor_filter": "",
-        "candidates": "priority <> 0, priority DESC, position DESC",
+        "candidates": "priority <> 0, priority DESC, (CASE priority WHEN 0 THEN -1 ELSE 1 END)"
+        " * position",
     },
     "priority": {
         "late_filter": "AND suspect",
