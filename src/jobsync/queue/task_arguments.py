@@ -106,6 +106,22 @@ class TaskSignature:
             raise self._explain_value(error, arguments) from None
         return EncodedArguments(values)
 
+    def encode_some(self, arguments: Mapping[str, Any]) -> dict[str, Json]:
+        """Return some arguments as they are stored.
+
+        Raises:
+            Invalid: one is unknown or cannot be stored; names it.
+        """
+        for name in arguments:
+            if name not in self._parameters:
+                raise self._explain_binding(TypeError(), arguments)
+        try:
+            return dict(msgspec.to_builtins(arguments, str_keys=True, enc_hook=_encode_model))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
+            raise self._explain_value(error, arguments) from None
+
     def check(self, values: Mapping[str, Json]) -> None:
         """Check arguments as they are stored.
 

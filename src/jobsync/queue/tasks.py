@@ -35,6 +35,7 @@ from typing import (
 
 from jobsync.core.arguments import check_count
 from jobsync.core.codec import Json
+from jobsync.core.messages import MessageState
 from jobsync.core.retry import Backoff, Retries
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, closest_name, safe_name
@@ -110,6 +111,12 @@ class TaskQueue(Protocol):
         """Return a message in any state."""
         ...
 
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
+        """Return messages in a state, the oldest first."""
+        ...
+
     async def result(self, id: str, *, timeout: float | None = None) -> Json:
         """Wait until a message is completed; return what its handler returned."""
         ...
@@ -158,15 +165,28 @@ class TaskHandle(Generic[R_co]):
 
 
 class TaskCall(Generic[P, R]):
-    """A task with the options of a call: made by `QueueTask.with_options`."""
+    """A task with the options of a call: made by `QueueTask.with_options`.
+
+    Attributes:
+        name: the stored name of the task.
+        queue: the task's.
+    """
 
     def __init__(
         self, queue: TaskQueue, name: str, signature: TaskSignature, options: EnqueueOptions
     ) -> None:
         self.name = name
-        self._queue = queue
+        self.queue = queue
         self._signature = signature
         self._options = options
+
+    def encode_some(self, **arguments: Any) -> dict[str, Json]:
+        """Return some arguments of a call as they are stored.
+
+        Raises:
+            Invalid: one is unknown or cannot be stored; names it.
+        """
+        return self._signature.encode_some(arguments)
 
     def encode(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Json]:
         """Return the arguments of a call as they are stored.
@@ -201,15 +221,14 @@ class TaskCall(Generic[P, R]):
 
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
         options: EnqueueOptions = {**self._options, "task": self.name}
-        ids = await self._queue.enqueue_many(values, **options)
-        return [TaskHandle(name, self._queue, self._signature) for name in ids]
+        ids = await self.queue.enqueue_many(values, **options)
+        return [TaskHandle(name, self.queue, self._signature) for name in ids]
 
 
 class QueueTask(TaskCall[P, R], Generic[Q, C, P, R]):
     """A function whose calls are messages of a queue. Calling it calls the function, here and now.
 
     Attributes:
-        name: the stored name of the task.
         function: the user's function.
     """
 
@@ -238,7 +257,7 @@ class QueueTask(TaskCall[P, R], Generic[Q, C, P, R]):
             Invalid: an option is unknown, or `max_retries` is not a number.
         """
         _check_options(options, CallOptions.__annotations__)
-        return TaskCall(self._queue, self.name, self._signature, _translate(options))
+        return TaskCall(self.queue, self.name, self._signature, _translate(options))
 
 
 class TaskDecorator(Protocol):
