@@ -322,6 +322,11 @@ ON {schema}.jobsync_message (queue, task, priority DESC, position) WHERE state =
 CREATE INDEX IF NOT EXISTS jobsync_message_task_waiting
 ON {schema}.jobsync_message (queue, task, suspect, due) WHERE state = 'task_waiting';
 
+-- name: v8_message_task_states
+-- Messages that were stored with a task before.
+UPDATE {schema}.jobsync_message SET state = 'task_' || state, format = greatest(format, 3)
+WHERE task <> '' AND state IN ('ready', 'ranked', 'waiting');
+
 -- name: v8_message_newer
 -- Messages of newer code. The index of before had all messages with a priority, a group or a task.
 CREATE INDEX IF NOT EXISTS jobsync_message_newest ON {schema}.jobsync_message (queue, format)

@@ -336,6 +336,11 @@ ON jobsync_message (queue, task, priority DESC, position) WHERE state = 'task_ra
 CREATE INDEX jobsync_message_task_delayed ON jobsync_message (queue, task, suspect, boot, wakes)
 WHERE state = 'task_waiting';
 
+-- name: v9_message_task_states
+-- Messages that were stored with a task before.
+UPDATE jobsync_message SET state = 'task_' || state, format = max(format, 3)
+WHERE task <> '' AND state IN ('ready', 'ranked', 'waiting');
+
 -- name: v9_message_newer
 -- Messages of newer code. The index of before had all messages with a priority, a group or a task.
 CREATE INDEX jobsync_message_newest ON jobsync_message (queue, format) WHERE format > 3;
