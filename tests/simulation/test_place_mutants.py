@@ -137,9 +137,7 @@ def forgets_delays_of_the_blocked(patch: pytest.MonkeyPatch) -> None:
 
 def makes_heads_by_replacing(patch: pytest.MonkeyPatch) -> None:
     """A blocked message that is replaced is a head."""
-    replace(
-        patch, "replace", "CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END", "'waiting'"
-    )
+    replace(patch, "replace", "WHEN 'blocked' THEN 'blocked'", "WHEN 'blocked' THEN 'waiting'")
 
 
 def frees_keys_of_the_claimed(patch: pytest.MonkeyPatch) -> None:
@@ -294,7 +292,7 @@ def keeps_one_head_of_a_group(patch: pytest.MonkeyPatch) -> None:
     def settle(*arguments: Any) -> Any:
         return was(*arguments[:-1], 1)
 
-    was = sqlite.settle_claim
+    was: Any = sqlite_claims.settle_claim
     patch.setattr(sqlite, "settle_claim", settle)
 
 

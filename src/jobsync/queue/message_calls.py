@@ -2,21 +2,22 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
-from jobsync.core.messages import MessageState
+from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
+from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.pull import ClaimedMessage, PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.results import wait_for_result
 
-__all__ = ["PENDING", "MessageCalls"]
+__all__ = ["MessageCalls"]
 
 _LARGEST_CLAIM = 1_000
 """The most messages that a program claims at once: so many become suspects if it dies."""
@@ -26,6 +27,14 @@ PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 """States of messages that nobody has claimed yet."""
 
 
+_COUNTED: Mapping[str, tuple[MessageState, ...]] = {
+    "pending": PENDING,
+    "processing": ("claimed",),
+    "all": (*LIVE, *FINISHED),
+    **{state: (state,) for state in (*LIVE, *FINISHED)},
+}
+
+
 class MessageCalls(ABC):
     """What `QueuePlugin` does with stored messages, and for programs that own their loop."""
 
@@ -33,6 +42,12 @@ class MessageCalls(ABC):
     _reporter: QueueReporter
     _pulled: PulledClaims | None = None
     _pulled_task: "asyncio.Task[None] | None" = None
+
+    async def count(self, state: str = "pending") -> int:
+        """Count messages that are pending, processing, completed, dead, cancelled, or all."""
+        check_state(state, _COUNTED)
+        counts = await self._get_backend().count()
+        return sum(counts.get(counted, 0) for counted in _COUNTED[state])
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100

@@ -3,6 +3,13 @@
 from jobsync.testing import strikes
 from jobsync.testing.billed import BilledStore, PagedStore
 from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
+from jobsync.testing.handlers import (
+    RecordedBlockingContext,
+    RecordedContext,
+    assert_enqueued,
+    blocking_context,
+    context,
+)
 from jobsync.testing.invariants import (
     INVARIANTS,
     InvariantBroken,
@@ -54,6 +61,8 @@ __all__ = [
     "NodeHost",
     "Occurrence",
     "PagedStore",
+    "RecordedBlockingContext",
+    "RecordedContext",
     "RecordingBackend",
     "RecordingQueue",
     "RecordingStore",
@@ -65,6 +74,8 @@ __all__ = [
     "Violation",
     "Weather",
     "World",
+    "assert_enqueued",
+    "blocking_context",
     "check_answers",
     "check_commits",
     "check_decided",
@@ -83,6 +94,7 @@ __all__ = [
     "check_story",
     "check_takes",
     "connect",
+    "context",
     "draw_forecast",
     "find_leftovers",
     "find_overdue",

@@ -21,7 +21,6 @@ from jobsync.queue.pages import changes
 from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
-    PAGE_FORMAT,
     PageMark,
     PageMessage,
     QueuePage,
@@ -296,7 +295,9 @@ class PageStore(PageReader):
         value = msgspec.json.decode(msgspec.json.encode(page))
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
-        return Put(key, value, base, format=PAGE_FORMAT, nonce=nonce, mark=mark)
+        # A record's format only grows.
+        form = page.format if base is None else max(page.format, base.format)
+        return Put(key, value, base, format=form, nonce=nonce, mark=mark)
 
     async def finish_moves(self, place: str) -> list[str]:
         """Finish the moves out of a page, which this process or another has begun.

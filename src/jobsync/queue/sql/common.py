@@ -88,8 +88,10 @@ class ClaimRequest(NamedTuple):
     session: str
     visibility: float
     suspects: bool
-    tasks: frozenset[str] | None
-    """None for all."""
+    tasks: tuple[str, ...] = ()
+    """The tasks whose messages are wanted, in order."""
+    is_plain: bool = True
+    """Whether messages without a task are wanted."""
 
 
 class ClaimedRows(NamedTuple):
@@ -182,8 +184,9 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         """Claim messages; bury those that cannot be read."""
         del at_most
         (claim,) = self._ids.nonces(1)
-        wanted = None if tasks is None else frozenset(tasks)
-        request = ClaimRequest(limit, claim, session, visibility, suspects, wanted)
+        named = tuple(sorted({*tasks} - {""})) if tasks is not None else ()
+        is_plain = tasks is None or "" in tasks
+        request = ClaimRequest(limit, claim, session, visibility, suspects, named, is_plain)
         claimed = await self._claim(request)
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []

@@ -47,12 +47,11 @@ from jobsync.queue.sql.postgres_places import (
     run_steps,
     run_steps_blocking,
 )
+from jobsync.queue.sql.postgres_statements import build_copy, fill_in_schema
 from jobsync.queue.sql.postgres_transactions import PostgresTransactions
-from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy, fill_in, load_sql
+from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy
 
-__all__ = ["PostgresBackend", "fill_in_schema"]
-
-_SQL = load_sql(__file__, "postgres.sql")
+__all__ = ["PostgresBackend"]
 
 _FIX = "pass a psycopg connection to the database that the queue is in"
 
@@ -76,22 +75,6 @@ _MAX_PROMOTED = 1_000
 
 _MAX_GROUPED = 1_000
 """How many claims with groups are remembered."""
-
-_ORDERS: Mapping[QueueOrder, Mapping[str, str]] = {
-    "fifo": {
-        "late_filter": "",
-        "sorting": "position",
-        "is_later": "due > (SELECT clock_timestamp())",
-    },
-    "lifo": {"late_filter": "AND suspect", "sorting": "position DESC", "is_later": "true"},
-    "priority": {
-        "late_filter": "AND suspect",
-        "sorting": "priority DESC, position",
-        "is_later": "true",
-    },
-}
-"""The other parts of `claim` that depend on the order. Where it is not by time, messages that have
-waited are promoted first."""
 
 _NULL = r"\N"
 _BACKSLASH, _ESCAPED = "\\", r"\\"
@@ -130,8 +113,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         self._places = PostgresPlaces(queue, self._sql, limits.group_concurrency)
         self._grouped: dict[str, None] = {}
         """The latest claims of this process with groups."""
-        self._copy = fill_in(_SQL["copy"], {"schema": access.schema})
-        self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
+        self._copy = build_copy(access.schema)
+        self._scans: defaultdict[tuple[Any, bool], _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
         self.transactions = PostgresTransactions(
@@ -204,6 +187,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
                 "task": message.task,
+                "lane": message.lane,
+                "format": message.format,
             }
         return {
             "queue": self.queue,
@@ -219,10 +204,13 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     def _build_rows(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
         """Return the rows of a COPY."""
         queue = escape_copy(self.queue)
-        tasks = {task: escape_copy(task) for task in {message.task for message in new_messages}}
+        tasks = {
+            each.task: f"{escape_copy(each.task)}\t{each.format}"
+            for each in {message.task: message for message in new_messages}.values()
+        }
         # A ready message has no due time. Of the characters to escape, JSON has only backslashes.
         rows = [
-            f"{queue}\t{escape_copy(message.id)}\tready\tepoch\t"
+            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\t"
             f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
             f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
             for message, payload in zip(new_messages, payloads, strict=True)
@@ -235,8 +223,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
         if self.order != "fifo" and not request.suspects:
-            await self._run("promote", {"queue": self.queue, "limit": _MAX_PROMOTED})
-        scan, start = self._scans[request.tasks], self._clock.mono()
+            await self._promote(request)
+        scan, start = self._scans[request.tasks, request.is_plain], self._clock.mono()
         is_full = request.suspects or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
         if claimed.rows and request.claim not in self._grouped:
@@ -252,6 +240,15 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._claim(request)
         return claimed
 
+    async def _promote(self, request: ClaimRequest) -> None:
+        """Let messages whose delays are over take the places that their order gives them."""
+        parameters = {"queue": self.queue, "limit": _MAX_PROMOTED}
+        if request.is_plain:
+            await self._run("promote", parameters)
+        if request.tasks:
+            tasks = as_array(request.tasks)
+            await self._run("promote_tasks", {**parameters, "tasks": tasks})
+
     def _schedule_full_scan(self, scan: _ScanState, start: Mono) -> None:
         now = self._clock.mono()
         scan.last_full = now
@@ -260,7 +257,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     async def _claim_once(
         self, request: ClaimRequest, scan: _ScanState, *, is_full: bool
     ) -> ClaimedRows:
-        tasks = request.tasks
         parameters = {
             "queue": self.queue,
             "claim": request.claim,
@@ -268,19 +264,22 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             "visibility": float(request.visibility),
             "limit": request.limit,
             "suspects": request.suspects,
-            "tasks": None if tasks is None else as_array(sorted(tasks)),
             "max_bytes": MAX_CLAIM_BYTES,
             "floor": 0 if is_full else scan.floor,
             "since": None if is_full else _SINCE,
         }
+        name = "claim"
+        if request.tasks or not request.is_plain:
+            name = "claim_tasks"
+            parameters |= {"tasks": as_array(request.tasks), "plain": request.is_plain}
         allowed, wait = request.limit, None
         try:
             if self.limits.is_limited:
                 rows, allowed, wait = await self._access.run_steps(
-                    lambda: self._places.claim(self.limits, parameters), self.topic
+                    lambda: self._places.claim(name, self.limits, parameters), self.topic
                 )
             else:
-                rows = await self._run("claim", parameters)
+                rows = await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             return await self._find_claimed(request, unknown)
         lowest, found, has_suspects, due, lapse, has_groups = rows[0][:6]
@@ -439,12 +438,3 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             raise Unavailable(self.topic, unknown.detail) from unknown
-
-
-def fill_in_schema(schema: str, order: QueueOrder = "fifo") -> dict[str, str]:
-    """Return the statements for a schema, which is a quoted name, and an order of claims."""
-    parts = {"fresh": _SQL[f"claim_{order}"], **_ORDERS[order]}
-    # The name may contain the character that marks parameters.
-    values = {"schema": schema.replace("%", "%%")}
-    claim = {"claim": fill_in(_SQL["claim"], parts)}
-    return {name: fill_in(text, values) for name, text in {**_SQL, **claim}.items()}
