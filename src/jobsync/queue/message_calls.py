@@ -2,12 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
 from jobsync.database.database import Database
+from jobsync.database.home_loop import on_home_loop
+from jobsync.database.resource import EnqueueOptions
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
 from jobsync.queue.backend import MessageInfo, QueueBackend
@@ -26,6 +29,7 @@ PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 """States of messages that nobody has claimed yet."""
 
 
+@on_home_loop
 class MessageCalls(ABC):
     """What `QueuePlugin` does with stored messages, and for programs that own their loop."""
 
@@ -33,6 +37,18 @@ class MessageCalls(ABC):
     _reporter: QueueReporter
     _pulled: PulledClaims | None = None
     _pulled_task: "asyncio.Task[None] | None" = None
+
+    def enqueue_sync(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
+        """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
+        (name,) = self.enqueue_many_sync([data], **options)
+        return name
+
+    def enqueue_many_sync(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages, all or none; return their ids. See `Resource.enqueue_sync`."""
+        home, work = self.database.home_loop, self.enqueue_many(data, **options)
+        return home.call(work) if options.get("connection") is None else home.call_here(work)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -169,6 +185,12 @@ class MessageCalls(ABC):
         task, self._pulled, self._pulled_task = self._pulled_task, None, None
         if task is not None:
             await asyncio.wait([task])
+
+    @abstractmethod
+    async def enqueue_many(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages, all or none; return their ids."""
 
     @property
     @abstractmethod

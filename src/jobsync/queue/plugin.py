@@ -26,15 +26,12 @@ from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
+from jobsync.database.home_loop import on_home_loop
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
 from jobsync.queue.arguments import check_state
-from jobsync.queue.backend import (
-    QueueBackend,
-    QueuePart,
-    name_queue,
-)
+from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
 from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler
@@ -68,6 +65,7 @@ _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
+@on_home_loop
 class QueuePlugin(CoordinatorPlugin, MessageCalls):
     """A durable queue on a resource: any free process handles the next message.
 
@@ -289,6 +287,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         )
 
     def _check_running(self) -> None:
+        self.database.check_works("claim messages")
         if not self.is_running:
             fix = "await queue.start() first"
             raise Invalid("queue", self.resource, "is not running", fix)
@@ -299,6 +298,11 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         return find_calling_worker(self._backend) is not None
 
     async def on_start(self) -> None:
+        """Connect the resource to this queue, and end the claims of workers that die."""
+        await self.on_declare()
+        self.database.events.on(WorkerDied.name, self._end_claims_of)
+
+    async def on_declare(self) -> None:
         """Find or create the resource, and connect it to this queue."""
         database = self.database
         self._completed_ttl.start(database)
@@ -315,7 +319,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
-        database.events.on(WorkerDied.name, self._end_claims_of)
 
     async def on_stop(self) -> None:
         """Stop listening to deaths of workers."""
@@ -430,6 +433,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
             self._retries,
             self.database.components,
             self._reporter,
+            self.database.home_loop,
         )
 
 
