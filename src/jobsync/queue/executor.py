@@ -92,6 +92,7 @@ class Executor:
         is_async: whether the handler is a coroutine function.
         takes_context: whether the handler has a parameter for its context.
         functions: the plain functions that run, even if nobody waits for them any more.
+        thread_count: how many calls of a plain function run at once.
 
     Raises:
         Invalid: the handler cannot be called with a message, or is a generator.
@@ -103,7 +104,7 @@ class Executor:
         self.takes_context = _takes_context(handler)
         check_no_generator("on_message", handler)
         self._auto_acknowledge = auto_acknowledge
-        self._thread_count = threads
+        self.thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
         self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
         self._unwanted: set[Delivery] = set()
@@ -150,7 +151,7 @@ class Executor:
         loop = asyncio.get_running_loop()
         context = None if delivery.context is None else BlockingContext(delivery.context, loop)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._thread_count, THREAD_PREFIX)
+            self._threads = ThreadPoolExecutor(self.thread_count, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
         within = copy_context().run
         running = loop.run_in_executor(

@@ -66,6 +66,9 @@ class LocalWorkers:
         concurrency: how many handlers a worker runs at once.
         build: builds a worker.
         publish: publishes what this process does for the queue; None for nothing.
+
+    Attributes:
+        concurrency: how many handlers a worker runs at once, which an event tells.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class LocalWorkers:
         publish: Callable[[WorkerStatus | None], None],
     ) -> None:
         self._plugin = plugin
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._build = build
         self._publish = publish
         self._background: Worker | None = None
@@ -128,7 +131,7 @@ class LocalWorkers:
             events.WorkersStarted(
                 queue=self._plugin.queue,
                 worker_id=self._plugin.worker_id,
-                concurrency=self._concurrency,
+                concurrency=self.concurrency,
             )
         )
 
@@ -248,4 +251,4 @@ class LocalWorkers:
         if self._background is not None:
             self._background.is_paused = self._is_paused
             self._background.wake()
-            self._publish(WorkerStatus(concurrency=self._concurrency, is_paused=self._is_paused))
+            self._publish(WorkerStatus(concurrency=self.concurrency, is_paused=self._is_paused))

@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack, get_args
 
+import msgspec
+
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
@@ -150,6 +152,13 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         if self.is_running:
             self._workers.start()
         return function
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Run so many handlers at once, whatever the option says. Call it before the start."""
+        self.settings = msgspec.structs.replace(self.settings, concurrency=concurrency)
+        self._workers.concurrency = concurrency
+        if self._executor is not None:
+            self._executor.thread_count = concurrency
 
     @property
     def kind(self) -> str:
