@@ -1,12 +1,14 @@
 """One database that several event loops and threads use, on every store alike."""
 
 import asyncio
+import inspect
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import servers
 
-from jobsync import Database, QueuePlugin, Unavailable
+from jobsync import Database, QueuePlugin, Resource, Unavailable
 
 THREADS = 8
 EACH = 5
@@ -62,6 +64,35 @@ def test_one_loop_after_the_other(database: Database, queue: QueuePlugin) -> Non
     names = [asyncio.run(enqueue()) for _ in range(3)]
     assert asyncio.run(queue.count()) == len(set(names)) == 3
     asyncio.run(database.disconnect())
+
+
+async def test_the_first_of_several_loops_connects(locate: servers.Locate) -> None:
+    """The others wait for it, and use its connection."""
+    database = Database(locate("sqlite"), work=False)
+    connected: list[str] = []
+    database.on("db:connected", lambda event: connected.append(event["store"]))
+    may_end = threading.Barrier(THREADS)
+
+    async def connect() -> None:
+        may_end.wait()
+        await database.connect()
+        assert await database.list_resources() == []
+        # The loop of the database must not end before the others have used it.
+        await asyncio.to_thread(may_end.wait)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        calls = [threads.submit(asyncio.run, connect()) for _ in range(THREADS)]
+        await asyncio.to_thread(lambda: [call.result() for call in calls])
+    assert len(connected) == 1
+    await database.disconnect()
+
+
+def test_calls_are_coroutine_functions_for_frameworks() -> None:
+    """Such as those that decide by it whether to await."""
+    assert asyncio.iscoroutinefunction(Resource.enqueue)
+    work = Database("memory://").list_resources()
+    assert inspect.iscoroutine(work)
+    work.close()
 
 
 async def test_a_loop_that_stands_still_is_reported(locate: servers.Locate) -> None:

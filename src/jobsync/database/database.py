@@ -54,7 +54,7 @@ _left_to_parent: list[Connection] = []
 class Database(EventEmitter, IndexCalls):
     """A store with resources and plugins.
 
-    It lives on the event loop that connects it. Calls from other loops run there, and wait.
+    It lives on the event loop that connects it; calls from other loops run there.
 
     Args:
         url: of the store; by default `JOBSYNC_URL`, then the url in `jobsync.toml` or
@@ -63,9 +63,8 @@ class Database(EventEmitter, IndexCalls):
         connection: another name for `url`; or an open store, which `disconnect` leaves open.
         plugins: added as by `use_plugin`.
         components: time, randomness and events; this machine's by default.
-        work: whether the plugins work in this process. Without it the process only enqueues,
-            reads and writes: its plugins are declared and not started, and it has no session.
-            `jobsync work` runs the plugins in any case.
+        work: whether plugins work here; otherwise they are only declared, and there is no
+            session. `jobsync work` runs them in any case.
 
     Attributes:
         resources: by name, as `db.resources.sessions` and `db.resources["sessions"]`.
@@ -149,10 +148,12 @@ class Database(EventEmitter, IndexCalls):
             Unavailable: the store does not answer.
             Misconfigured: this is a forked child, and the database works in its parent.
         """
+        if self._connection is not None and self.home_loop.is_forked:
+            self._leave_to_parent(self._connection)
+        if self._connection is None and not self.home_loop.enter():
+            return await self.home_loop.run(self.connect())
         if not self._is_reentrant("connect"):
             async with self._lifecycle.hold("connect"):
-                if self._connection is not None and self.home_loop.is_forked:
-                    self._leave_to_parent(self._connection)
                 if self._connection is None:
                     await self._open()
                 self._get_connection()
@@ -407,8 +408,12 @@ class Database(EventEmitter, IndexCalls):
         return self._lifecycle.is_reentrant(action, self.store_name, is_hook=is_hook)
 
     async def _open(self) -> None:
-        store, url = await self._target.open(self.components)
         self.home_loop.enter()
+        try:
+            store, url = await self._target.open(self.components)
+        except BaseException:
+            self.home_loop.leave()
+            raise
         supervisor = Supervisor(self.components, self.home_loop.leave)
         session = self._make_session(store, url, supervisor)
         watched = WatchedStore(store, self.read_guard)
@@ -433,9 +438,8 @@ class Database(EventEmitter, IndexCalls):
     def _leave_to_parent(self, connection: Connection) -> None:
         """Forget the connection of the process that this one was forked from."""
         if self.works:
-            problem = "was connected before a fork, and its plugins work in the parent"
-            fix = "create and connect another one in the child"
-            raise Misconfigured("database", self.store_name, problem, fix)
+            problem = "was connected before a fork, and works in the parent"
+            raise Misconfigured("database", self.store_name, problem, "create another one here")
         _left_to_parent.append(connection)
         self._clear()
 

@@ -44,10 +44,13 @@ class HomeLoop:
         """Opened by the first call from elsewhere."""
         self._pid = os.getpid()
 
-    def enter(self) -> None:
-        """Make the running loop the home loop."""
+    def enter(self) -> bool:
+        """Make the running loop the home loop, unless another one is; return whether it is."""
+        loop = asyncio.get_running_loop()
         with self._lock:
-            self._loop, self._calls, self._pid = asyncio.get_running_loop(), None, os.getpid()
+            if self._loop is None or self._is_gone(self._loop):
+                self._loop, self._calls, self._pid = loop, None, os.getpid()
+            return self._loop is loop
 
     def leave(self) -> None:
         """Have no home loop any more. Called on that loop, or after its end."""

@@ -6,11 +6,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import servers
-from proxy import Proxy
 
 import jobsync
 from jobsync import (
@@ -54,19 +52,18 @@ async def test_a_producer_enqueues_what_workers_handle(locate: servers.Locate, k
         assert database.unready() == []
 
 
-async def test_an_idle_producer_sends_nothing(bucket_url: str) -> None:
-    """No request and no thread, however long it waits; nor a statement, which is a request."""
-    parts = urlsplit(bucket_url)
-    with Proxy(parts.hostname or "", parts.port or 0) as proxy:
-        url = bucket_url.replace(f":{parts.port}/", f":{proxy.port}/")
-        plugins = [QueuePlugin(resource="tasks", on_message=handle), SchedulerPlugin()]
-        async with jobsync.producer(url, plugins=plugins) as database:
-            await database.resources.tasks.enqueue({})
-            before, tasks = proxy.requests, len(asyncio.all_tasks())
-            await asyncio.sleep(1.5)
-            assert (proxy.requests, len(asyncio.all_tasks())) == (before, tasks)
-            # That of the test, and the one that waits for the end of the database.
-            assert tasks == 2
+async def test_an_idle_producer_does_nothing(tmp_path: Path) -> None:
+    """Nothing runs in the background that could send a statement, not even after a wait."""
+    queue = QueuePlugin(resource="tasks", on_message=handle)
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    database = jobsync.producer(url, plugins=[queue, SchedulerPlugin()])
+    async with database:
+        name = await database.resources.tasks.enqueue({})
+        with pytest.raises(TimeoutError):
+            await queue.result(name, timeout=0)
+        # The task of the test, and the one that waits for the end of the database.
+        assert len(asyncio.all_tasks()) == 2
+        assert "jobsync-session" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_what_needs_a_session_is_refused() -> None:
