@@ -138,9 +138,10 @@ def test_an_interrupted_caller_leaves_no_wakeup_to_others(background: Background
 
 def test_an_interrupted_call_is_cancelled(background: Background) -> None:
     """Its caller goes on at once, and the work ends soon after."""
-    cancelled = threading.Event()
+    started, cancelled = threading.Event(), threading.Event()
 
     async def wait() -> None:
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -149,6 +150,7 @@ def test_an_interrupted_call_is_cancelled(background: Background) -> None:
 
     class Interrupted(_WakeupPipe):
         def wait(self) -> None:
+            assert started.wait(LONG)
             raise KeyboardInterrupt
 
     background._calls._idle_pipes.append(Interrupted())
