@@ -96,11 +96,17 @@ def test_calls_are_coroutine_functions_for_frameworks() -> None:
 
 
 async def test_a_loop_that_stands_still_is_reported(locate: servers.Locate) -> None:
-    """Instead of waiting for it."""
+    """Instead of waiting for it. Once its tasks were cancelled, at its end, nobody needs it."""
     database, loop = Database(locate("memory")), asyncio.new_event_loop()
     await asyncio.to_thread(loop.run_until_complete, database.connect())
+    assert not database.home_loop.enter()
     with pytest.raises(Unavailable, match="event loop of the database does not run"):
         await database.list_resources()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    await asyncio.to_thread(loop.run_until_complete, asyncio.wait(tasks))
+    assert await database.list_resources() == []
     await asyncio.to_thread(loop.run_until_complete, database.disconnect())
     loop.close()
 

@@ -16,6 +16,7 @@ from sync_stub import STUB, build_stub, list_faces
 
 import jobsync
 from jobsync import Context, Document, Invalid, NotFound, Unavailable, sync
+from jobsync.coordination.session import SESSIONS
 
 LONG = 60.0
 
@@ -190,9 +191,10 @@ def test_a_transaction_of_the_caller_is_joined(tmp_path: Path, url: str) -> None
 
 SCRIPT = """
 import os, signal, sys, threading
-from jobsync.sync import QueuePlugin, producer
+from jobsync import sync
 
-db = producer(sys.argv[1], plugins=[QueuePlugin(resource="tasks")]).connect()
+works = sys.argv[2] == "exit"
+db = sync.Database(sys.argv[1], plugins=[sync.QueuePlugin(resource="tasks")], work=works).connect()
 name = db.resources.tasks.enqueue({})
 if sys.argv[2] == "interrupt":
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
@@ -205,6 +207,10 @@ if sys.argv[2] == "interrupt":
             pass
         db.disconnect()
 elif sys.argv[2] == "fork":
+    # Another thread connects or disconnects at that moment.
+    holder = threading.Thread(target=sync._threads[db.wrapped]._lock.acquire)
+    holder.start()
+    holder.join()
     child = os.fork()
     if child == 0:
         try:
@@ -214,7 +220,8 @@ elif sys.argv[2] == "fork":
         db.connect().resources.tasks.enqueue({})
         os._exit(0)
     os.waitpid(child, 0)
-    print(db.plugins.queue.count())
+    print(db.plugins.queue.count(), flush=True)
+    os._exit(0)
 """
 
 
@@ -225,8 +232,8 @@ elif sys.argv[2] == "fork":
 def test_a_script(tmp_path: Path, url: str, what: str, expected: str) -> None:
     """It ends, whatever happens to it.
 
-    Ctrl-C ends a wait, and cancels its call. One that forgets to disconnect ends. The child of a
-    fork is told to connect again, and can.
+    Ctrl-C ends a wait, and cancels its call. One that forgets to disconnect ends, and its session
+    with it. The child of a fork is told to connect again, and can.
     """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -239,3 +246,11 @@ def test_a_script(tmp_path: Path, url: str, what: str, expected: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip().endswith(expected)
+    with sync.producer(url) as database:
+        assert database.wrapped.home_loop.call(list_live_sessions(database.wrapped)) == []
+
+
+async def list_live_sessions(database: jobsync.Database) -> list[str]:
+    """Return the keys of the sessions that have not ended."""
+    sessions = await database.store.scan(SESSIONS)
+    return [session.key for session in sessions if session.value["state"] == "live"]

@@ -1,49 +1,65 @@
 """Plain handlers that enqueue: `enqueue_sync` blocks, and a call that nobody awaits fails."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import pytest
-
-from jobsync import Context, Database, Document, QueuePlugin, Resource
+from jobsync import (
+    Context,
+    Database,
+    Document,
+    MessageInfo,
+    NoResult,
+    QueuePlugin,
+    Resource,
+)
 
 LONG = 60.0
 
 
-@pytest.mark.parametrize("is_awaited", [True, False])
-async def test_what_a_plain_handler_enqueues_is_stored_or_it_fails(is_awaited: bool) -> None:
-    """A handler that forgot to await has failed, with the fix; nothing counts as completed."""
+async def handle_one(
+    database: Database, handler: Callable[[Document], object]
+) -> tuple[MessageInfo, list[str]]:
+    """Return what became of a message, and the ids of those that its handler has enqueued."""
+    queue = QueuePlugin(resource="tasks", on_message=handler, max_retries=0)
+    await database.use_plugin(queue)
+    name = await queue.enqueue({})
+    with suppress(NoResult):
+        await queue.result(name, timeout=LONG)
+    found = await queue.get(name)
+    assert found is not None
+    return found, await database.resources.plg_default_following_queue.list_ids()
+
+
+async def test_a_plain_handler_enqueues_with_enqueue_sync() -> None:
+    """It blocks until the message is stored."""
     following = QueuePlugin(resource="following")
-    database = Database("memory://", plugins=[following])
+    async with Database("memory://", plugins=[following]) as database:
 
-    def handle(_: Document) -> str | None:
-        later = database.resources.following
-        if is_awaited:
-            return later.enqueue_sync({})
-        later.enqueue({})  # type: ignore[unused-coroutine]
-        return None
+        def handle(_: Document) -> list[str]:
+            one = database.resources.following.enqueue_sync({})
+            return [one, *following.enqueue_many_sync([{}, {}])]
 
-    queue = QueuePlugin(resource="tasks", on_message=handle, max_retries=0)
-    await asyncio.wait_for(run(database, queue), LONG)
+        message, names = await handle_one(database, handle)
+        assert message.state == "completed"
+        assert message.result == names
+        assert len(names) == 3
 
 
-async def run(database: Database, queue: QueuePlugin) -> None:
-    """Handle one message, and check what became of it."""
-    async with database:
-        await database.use_plugin(queue)
-        name = await queue.enqueue({})
-        found = await queue.get(name)
-        while found is not None and found.finished is None:
-            await asyncio.sleep(0.01)
-            found = await queue.get(name)
-        assert found is not None
-        if found.state == "completed":
-            assert await database.resources.plg_default_following_queue.list_ids() == [found.result]
-        else:
-            (failure,) = found.errors
-            assert "Resource.enqueue" in failure.error
-            assert "never awaited" in failure.error
-            assert "Call enqueue_sync, or write the function as async def." in failure.error
+async def test_a_plain_handler_that_forgot_to_await_has_failed() -> None:
+    """The error has the fix; before, it counted as completed, and the message was lost."""
+    async with Database("memory://", plugins=[QueuePlugin(resource="following")]) as database:
+
+        def handle(_: Document) -> None:
+            database.resources.following.enqueue({})  # type: ignore[unused-coroutine]
+
+        message, names = await handle_one(database, handle)
+        assert (message.state, names) == ("dead", [])
+        (failure,) = message.errors
+        assert "Resource.enqueue" in failure.error
+        assert "never awaited" in failure.error
+        assert "Call enqueue_sync, or write the function as async def." in failure.error
 
 
 async def test_plain_handlers_may_run_loops_of_their_own() -> None:
