@@ -105,6 +105,7 @@ mutants: setup ## run the tests against small bugs, and print which they miss; A
 
 api: setup ## rewrite the recorded public interface that the tests compare
 	@$(PY) tests/support/public_api.py
+	@$(PY) tests/support/sync_stub.py
 
 histories: setup ## compare all simulated histories with the recorded ones; WRITE=1 records them
 	@$(PY) tests/simulation/histories.py --jobs $(or $(JOBS),2) $(if $(WRITE),--write) $(ARGS)

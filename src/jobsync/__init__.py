@@ -22,6 +22,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.database.locks import Lock
     from jobsync.database.plugin import Plugin
     from jobsync.database.plugin_storage import PluginStorage
+    from jobsync.database.producer import producer
     from jobsync.database.readable_resource import Page
     from jobsync.database.resource import Resource
     from jobsync.errors import (
@@ -139,6 +140,7 @@ __all__ = [
     "Unknown",
     "UsageEstimate",
     "open_store",
+    "producer",
 ]
 
 _MODULES = {
@@ -162,6 +164,7 @@ _MODULES = {
     "database.readable_resource": ("Page",),
     "database.locks": ("Lock",),
     "database.plugin": ("Plugin",),
+    "database.producer": ("producer",),
     "database.resource": ("Resource",),
     "database.plugin_storage": ("PluginStorage",),
     "errors": (

@@ -12,7 +12,7 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ __all__ = [
     "end_forked_child",
     "is_coroutine_function",
     "name_generator",
+    "note_coroutine",
     "run_in_own_context",
 ]
 
@@ -40,6 +41,12 @@ T = TypeVar("T")
 
 SIGNAL_ERRORS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 """Errors on the event loop that come from outside a user's function, or may: they pass through."""
+
+_made: ContextVar["list[CoroutineType[Any, Any, Any]] | None"] = ContextVar(
+    "jobsync_made_coroutines", default=None
+)
+"""The coroutines of this library that the plain function which runs here has made."""
+_MANY = 100
 
 _OWN_FILES = {__file__}
 _MAX_FRAMES = 3
@@ -62,12 +69,48 @@ def call_function(function: Callable[..., Any], *arguments: Any, kind: str) -> F
         kind: of the function, for a message: "a handler", say.
     """
     forks = count_forks()
+    made: list[CoroutineType[Any, Any, Any]] = []
+    _made.set(made)
     try:
-        return FunctionEnd(function(*arguments))
+        result = function(*arguments)
+        forgotten = _find_forgotten(made, result)
+        return FunctionEnd(result) if forgotten is None else FunctionEnd(error=forgotten)
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         return FunctionEnd(error=error)
     finally:
+        _made.set(None)
         end_forked_child(forks, kind)
+
+
+def note_coroutine(work: Coroutine[Any, Any, Any]) -> None:
+    """Remember a coroutine of this library until the plain function ends that has made it."""
+    made = _made.get()
+    if made is None or not isinstance(work, CoroutineType):
+        return
+    if len(made) >= _MANY:
+        made[:] = filter(_is_forgotten, made)
+    made.append(work)
+
+
+def _is_forgotten(work: "CoroutineType[Any, Any, Any]") -> bool:
+    return inspect.getcoroutinestate(work) == inspect.CORO_CREATED
+
+
+def _find_forgotten(made: "list[CoroutineType[Any, Any, Any]]", result: object) -> Invalid | None:
+    """Return the error of a plain function that has made a coroutine which nobody awaits."""
+    if isinstance(result, concurrent.futures.Future) or inspect.isawaitable(result):
+        # It is awaited later, and may await the others.
+        return None
+    forgotten = [work for work in made if _is_forgotten(work)]
+    for work in forgotten:
+        work.close()
+    if not forgotten:
+        return None
+    name = forgotten[0].__qualname__
+    problem = "was called in a plain function and never awaited, so it did nothing"
+    method = name.rpartition(".")[2]
+    blocking = f"call {method}_sync" if method.startswith("enqueue") else "use jobsync.sync there"
+    return Invalid("call", name, problem, f"{blocking}, or write the function as async def")
 
 
 def end_forked_child(forks: int, kind: str) -> None:

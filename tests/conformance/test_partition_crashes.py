@@ -12,6 +12,7 @@ from jobsync import Components, Conflict, Events, Incomplete, NotFound, Resource
 from jobsync.core.partitions import parse_partitions
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import Backfill
+from jobsync.database.home_loop import HomeLoop
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.registry import ResourceRegistry
 from jobsync.database.supervisor import Supervisor
@@ -116,7 +117,9 @@ class Process:
         randomness = SeededRandomness(next(_seeds))
         self.components = Components(clock=clock, randomness=randomness, events=Events())
         self.store = store
-        self.registry = ResourceRegistry(lambda: store, self.components, ReadGuard(clock))
+        self.registry = ResourceRegistry(
+            lambda: store, self.components, ReadGuard(clock), HomeLoop(lambda: store.name)
+        )
 
     async def define(self, name: str) -> Resource:
         """Define a resource with its partitions."""

@@ -31,7 +31,8 @@ class CountedDatabase(NodeDatabase):
     def __init__(self, node: Node, shared: MemoryStore) -> None:
         super().__init__(node, shared)
         self.meter = Meter(TARIFF if shared.is_billed else Tariff())
-        self._target = MeteredStore(cast("Any", self._target), self.meter, node.clock)
+        store = cast("Any", self._target.target)
+        self._target.target = MeteredStore(store, self.meter, node.clock)
 
 
 class Machines:

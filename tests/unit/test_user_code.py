@@ -18,6 +18,7 @@ from jobsync.user_code import (
     await_result,
     call_function,
     describe_error,
+    note_coroutine,
     run_in_own_context,
 )
 from jobsync.user_functions import is_exit, is_for_task
@@ -239,3 +240,32 @@ async def test_the_first_error_of_tasks_is_raised_and_the_others_are_reported(
     await asyncio.wait([watching])
     assert watching.cancelled() or str(watching.exception()) == errors[0]
     assert watching.cancelled() == (not errors)
+
+
+def test_a_coroutine_that_a_plain_function_forgot_is_its_error() -> None:
+    """One of this library, that nobody has begun. One that it awaited or returned is not."""
+
+    async def enqueue() -> int:
+        return 1
+
+    def make() -> Any:
+        work = enqueue()
+        note_coroutine(work)
+        return work
+
+    def run_some() -> list[int]:
+        return [asyncio.run(make()) for _ in range(250)]
+
+    def forget_some() -> None:
+        for _ in range(250):
+            make()
+
+    def fail() -> None:
+        make().close()
+        raise KeyError("its own")
+
+    assert call_function(run_some, kind="a handler") == FunctionEnd([1] * 250)
+    assert asyncio.run(call_function(make, kind="a handler").result) == 1
+    assert isinstance(call_function(fail, kind="a handler").error, KeyError)
+    forgotten = call_function(forget_some, kind="a handler").error
+    assert str(forgotten).endswith("Call enqueue_sync, or write the function as async def.")

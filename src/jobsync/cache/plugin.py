@@ -75,6 +75,7 @@ class CachePlugin(Plugin):
     """
 
     slug: ClassVar[str] = "cache"
+    is_passive: ClassVar[bool] = True
 
     def __init__(self, *, resources: Iterable[str] | None = None, **options: Any) -> None:
         super().__init__()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from jobsync.cli.options import option
 from jobsync.cli.render import paint
-
-if TYPE_CHECKING:
-    from jobsync.database.database import Database
 
 __all__ = ["work"]
 
@@ -55,6 +52,27 @@ __all__ = ["work"]
     envvar="JOBSYNC_HEARTBEAT_FILE",
     help="Write the health of the process to this file once per second, for `jobsync health`.",
 )
+@option(
+    "--queues",
+    metavar="NAMES",
+    envvar="JOBSYNC_QUEUES",
+    help="Handle only the messages of these queues, separated by commas.",
+)
+@option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    envvar="JOBSYNC_CONCURRENCY",
+    help="Handlers of each queue that run at once; by default what the queue says.",
+)
+@option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=1,
+    envvar="JOBSYNC_PROCESSES",
+    show_default=True,
+    help="Worker processes to run; those that fail are started again.",
+)
+@click.option("--supervised", hidden=True, help="NUMBER:DESCRIPTOR of one of several processes.")
 def work(
     target: str,
     grace: float,
@@ -62,18 +80,27 @@ def work(
     log_level: str,
     http: str | None,
     heartbeat_file: Path | None,
+    queues: str | None,
+    concurrency: int | None,
+    processes: int,
+    supervised: str | None,
 ) -> None:
     """Run the plugins of TARGET: module:name of a Database, or of a function that returns one.
 
     SIGTERM and SIGINT let everything finish within --grace seconds; a second signal stops the
     process immediately. Exits with 1 if something failed.
+
+    With --processes, the first one has the port of --http, the next one the port after it, and
+    so on; to the name of the --heartbeat-file its number is added, from 0.
     """
     import asyncio
 
     from jobsync.cli.health import HealthState, parse_address
     from jobsync.cli.probes import serve_probes
+    from jobsync.cli.process_supervisor import SupervisorLink
     from jobsync.cli.worker_process import (
         WorkerProcess,
+        choose_work,
         create_database,
         load_target,
         start_logging,
@@ -82,17 +109,32 @@ def work(
 
     check_seconds("--grace", grace)
     address = None if http is None else parse_address(http)
+    if processes > 1 and supervised is None:
+        start_logging(log_format, log_level)
+        raise SystemExit(_supervise(processes, grace))
+    link = None
+    if supervised is not None:
+        number, descriptor = map(int, supervised.split(":"))
+        link = SupervisorLink(descriptor)
+        # Port 0 stands for any port.
+        address = address and (address[0], address[1] and address[1] + number)
+        file = heartbeat_file
+        heartbeat_file = file and file.with_name(f"{file.name}.{number}")
     loaded = load_target(target)
     start_logging(log_format, log_level)
 
     async def run() -> int:
         database = await create_database(target, loaded)
+        choose_work(database, queues, concurrency)
         health = HealthState(database.components.clock, database.unready)
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serve_probes(address, health))
-            if log_format == "text":
-                _print_banner(target, database, probes)
-            process = WorkerProcess(database, health, grace=grace, heartbeat_file=heartbeat_file)
+            if log_format == "text" and link is None:
+                plugins = ", ".join(sorted(database.plugins)) or "none"
+                _print_banner(target, store=database.store_name, plugins=plugins, probes=probes)
+            process = WorkerProcess(
+                database, health, grace=grace, heartbeat_file=heartbeat_file, link=link
+            )
             signals.enter_context(process.watch_signals())
             return await process.run()
 
@@ -101,14 +143,32 @@ def work(
         raise SystemExit(asyncio.run(run()))
 
 
-def _print_banner(target: str, database: Database, probes: str | None) -> None:
+def _supervise(processes: int, grace: float) -> int:
+    """Run several processes with the options of this command; return the exit code."""
+    from jobsync.cli.process_supervisor import ProcessSupervisor
+    from jobsync.components import Components
+
+    given = dict(click.get_current_context().params)
+    target = given.pop("target")
+    words = ["work", target]
+    for name in sorted(given.keys() - {"processes", "supervised"}):
+        if given[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+
+    def build_command(number: int, descriptor: int) -> list[str]:
+        warnings = [f"-W{option}" for option in sys.warnoptions]
+        process = ["--supervised", f"{number}:{descriptor}"]
+        return [sys.executable, *warnings, "-m", "jobsync", *words, *process]
+
+    if given["log_format"] == "text":
+        _print_banner(target, processes=str(processes), queues=given["queues"])
+    return ProcessSupervisor(build_command, processes, grace, Components.system()).run()
+
+
+def _print_banner(target: str, **facts: str | None) -> None:
     from importlib.metadata import version
 
-    lines = {
-        "store": database.store_name,
-        "plugins": ", ".join(sorted(database.plugins)) or "none",
-        **({"probes": probes} if probes else {}),
-    }
     click.echo(paint(f"jobsync {version('jobsync-fleet')}: {target}", bold=True), err=True)
-    for name, value in lines.items():
-        click.echo(f"  {name:8} {value}", err=True)
+    for name, value in facts.items():
+        if value:
+            click.echo(f"  {name:8} {value}", err=True)

@@ -28,13 +28,15 @@ import msgspec
 
 from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
+from jobsync.cli.process_supervisor import SupervisorLink
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
+from jobsync.queue.plugin import QueuePlugin
 from jobsync.safe_text import format_error, safe_repr, safe_str
 
-__all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
+__all__ = ["WorkerProcess", "choose_work", "create_database", "load_target", "start_logging"]
 
 _log = logging.getLogger("jobsync.work")
 _MAX_TRACE_LENGTH = 50_000
@@ -53,6 +55,7 @@ class WorkerProcess:
         health: updated while the event loop runs.
         grace: seconds within which everything must finish after a signal.
         heartbeat_file: the file to write once per second, if any.
+        link: with the supervisor of this process, if it has one.
         exit_now: ends the process immediately.
     """
 
@@ -63,8 +66,10 @@ class WorkerProcess:
         *,
         grace: float,
         heartbeat_file: Path | None = None,
+        link: SupervisorLink | None = None,
         exit_now: Callable[[int], object] = os._exit,
     ) -> None:
+        self._link = link
         self._database = database
         self._clock = database.components.clock
         self._health = health
@@ -107,6 +112,8 @@ class WorkerProcess:
     def watch_signals(self) -> Iterator[None]:
         """Receive signals during the block. Must be called on the main thread."""
         with self._watchdog.watch():
+            if self._link is not None:
+                self._link.watch(self._on_supervisor_ended)
             yield
 
     def _end(self, status: int) -> None:
@@ -125,6 +132,8 @@ class WorkerProcess:
             await asyncio.wait({connecting})
         elif connecting.exception() is None:
             _log.info("worker running")
+            if self._link is not None:
+                self._link.report_running()
         else:
             connecting.result()
 
@@ -144,8 +153,16 @@ class WorkerProcess:
             _log_briefly(logging.WARNING, f"{name} again: exiting immediately")
             self._exit_now(FAILED)
             return
+        self._stop_in_time(name)
+
+    def _on_supervisor_ended(self) -> None:
+        """Stop, unless that has begun. Called on the thread of the link."""
+        if not self._has_signal:
+            self._stop_in_time("the supervisor has ended")
+
+    def _stop_in_time(self, reason: str) -> None:
         self._has_signal = True
-        _log_briefly(logging.INFO, f"{name}: stopping, within {self._grace:g} s")
+        _log_briefly(logging.INFO, f"{reason}: stopping, within {self._grace:g} s")
         self._watchdog.start_countdown(self._grace + _EXTRA_TIME)
         # Before the loop runs and after it has ended there is nothing to stop.
         loop = self._loop
@@ -286,10 +303,10 @@ def load_target(target: str) -> object:
             raise
         problem = f"refers to a missing module, {error.name}"
         raise Invalid("TARGET", target, problem, "check the name") from None
-    found = getattr(module, attribute, None)
+    found = _unwrap(getattr(module, attribute, None))
     if isinstance(found, Database) or callable(found):
         return found
-    names = [name for name, value in vars(module).items() if isinstance(value, Database)]
+    names = [name for name, value in vars(module).items() if isinstance(_unwrap(value), Database)]
     hint = closest_name(attribute, names) or ", ".join(names)
     create = f"create one in {module_name}: db = Database(…)"
     fix = f"did you mean {module_name}:{hint}?" if hint else create
@@ -305,10 +322,45 @@ async def create_database(target: str, loaded: object) -> Database:
     result = loaded if isinstance(loaded, Database) or not callable(loaded) else loaded()
     if inspect.isawaitable(result):
         result = await result
+    result = _unwrap(result)
     if not isinstance(result, Database):
         problem = f"returns {type(result).__name__}"
         raise Invalid("TARGET", target, problem, "return a Database")
     return result
+
+
+def _unwrap(found: object) -> object:
+    """Return the database that a `jobsync.sync.Database` is around; else what was found."""
+    wrapped = getattr(found, "wrapped", None)
+    return wrapped if isinstance(wrapped, Database) else found
+
+
+def choose_work(database: Database, queues: str | None, concurrency: int | None) -> None:
+    """Let the plugins of a database work here, but only some queues if so wished.
+
+    Args:
+        database: not connected yet. It works, even if it is meant for producers elsewhere.
+        queues: the names of the queues, separated by commas; None for all.
+        concurrency: handlers of each queue that run at once; None for what each says.
+
+    Raises:
+        Invalid: there is no such queue; the message suggests a similar name.
+    """
+    database.works = True
+    plugins = [database.plugins[name] for name in database.plugins]
+    own = [plugin for plugin in plugins if isinstance(plugin, QueuePlugin)]
+    if queues is not None:
+        wanted = {name.strip() for name in queues.split(",")}
+        known = {name for plugin in own for name in (plugin.resource, plugin.queue)}
+        for name in sorted(wanted - known):
+            hint = closest_name(name, known) or ", ".join(sorted(q.resource for q in own))
+            fix = f"did you mean {hint}?" if hint else "add a QueuePlugin to the database"
+            raise Invalid("--queues", name, "is not a queue of the database", fix)
+        others = [plugin for plugin in own if not wanted & {plugin.resource, plugin.queue}]
+        database.idle_plugins = frozenset(others)
+    for plugin in own:
+        if concurrency is not None:
+            plugin.set_concurrency(concurrency)
 
 
 def start_logging(format: str, level: str) -> None:

@@ -14,13 +14,23 @@ from typing import Any
 from jobsync.components import Components
 from jobsync.coordination.runner import run_for
 from jobsync.core.clock import Clock, Mono
+from jobsync.core.secrets import redact
+from jobsync.core.urls import StoreUrl
 from jobsync.database.plugin_set import PluginSet
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor
+from jobsync.errors import Invalid
 from jobsync.events import Event
 from jobsync.stores.contract import Store
+from jobsync.stores.opening import open_store, read_url
 
-__all__ = ["Connection", "DatabaseConnected", "DatabaseDisconnected", "DisconnectIncomplete"]
+__all__ = [
+    "Connection",
+    "DatabaseConnected",
+    "DatabaseDisconnected",
+    "DisconnectIncomplete",
+    "StoreTarget",
+]
 
 _CANCEL_TIME = 0.15
 """Seconds in which a step of a disconnect must end after it is cancelled."""
@@ -52,6 +62,46 @@ class DisconnectIncomplete(_StoreEvent, frozen=True, kw_only=True):
     """What was cancelled, and has ended."""
     running: tuple[str, ...]
     """What runs on."""
+
+
+class StoreTarget:
+    """The store that a database is to be connected to.
+
+    Args:
+        targets: its URL, or an open store, under the names of the arguments that say so.
+
+    Attributes:
+        target: the one that was given; None for the default.
+
+    Raises:
+        Invalid: several of them were given.
+    """
+
+    def __init__(self, **targets: str | Store | None) -> None:
+        given = [target for target in targets.values() if target is not None]
+        if len(given) > 1:
+            fix = f"pass one of {' and '.join(', '.join(targets).rsplit(', ', 1))}"
+            raise Invalid("url", len(given), "must name one store", fix)
+        self.target = given[0] if given else None
+
+    @property
+    def name(self) -> str:
+        """The URL or the name of the store, without secrets."""
+        match self.target:
+            case None:
+                return "default store"
+            case str() as url:
+                return redact(url)
+            case store:
+                return store.name
+
+    async def open(self, components: Components) -> tuple[Store, StoreUrl | None]:
+        """Open the store; return it with its URL, which an open store does not have."""
+        if isinstance(self.target, Store):
+            return self.target, None
+        # Read once: the environment and the working directory may change later.
+        url = read_url(self.target)
+        return await open_store(self.target, components), url
 
 
 class Connection:

@@ -9,7 +9,7 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,13 +17,19 @@ from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.partitions import parse_partitions
 from jobsync.core.schema import Fields
-from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, DatabaseTidied
-from jobsync.database.connection import Connection, DatabaseConnected, DatabaseDisconnected
+from jobsync.database.connection import (
+    Connection,
+    DatabaseConnected,
+    DatabaseDisconnected,
+    StoreTarget,
+)
 from jobsync.database.definition import Rule
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.hooks import parse_hooks
+from jobsync.database.index_calls import IndexCalls
 from jobsync.database.plugin import Plugin
 from jobsync.database.plugin_set import PluginSet
 from jobsync.database.plugin_storage import PluginStorage
@@ -32,19 +38,24 @@ from jobsync.database.registry import Registry, ResourceRegistry, check_text_nam
 from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, JobsyncError
+from jobsync.errors import Invalid, JobsyncError, Misconfigured
 from jobsync.events import EventEmitter
 from jobsync.safe_text import format_error
 from jobsync.stores.contract import Store
-from jobsync.stores.opening import open_store, read_url
 
 __all__ = ["Database"]
 
-P = TypeVar("P", bound=Plugin)
+PluginT = TypeVar("PluginT", bound=Plugin)
+
+_left_to_parent: list[Connection] = []
+"""Connections of a parent process. They are kept, because their ends would disturb it."""
 
 
-class Database(EventEmitter):
+@on_home_loop
+class Database(EventEmitter, IndexCalls):
     """A store with resources and plugins.
+
+    It lives on the event loop that connects it; calls from other loops run there.
 
     Args:
         url: of the store; by default `JOBSYNC_URL`, then the url in `jobsync.toml` or
@@ -53,6 +64,7 @@ class Database(EventEmitter):
         connection: another name for `url`; or an open store, which `disconnect` leaves open.
         plugins: added as by `use_plugin`.
         components: time, randomness and events; this machine's by default.
+        work: whether plugins work here, or are only declared. `jobsync work` runs them anyway.
 
     Attributes:
         resources: by name, as `db.resources.sessions` and `db.resources["sessions"]`.
@@ -60,6 +72,9 @@ class Database(EventEmitter):
         events: all events of this database, its resources and plugins.
         components: time, randomness and those events.
         read_guard: what a cache of its records is attached to; see `CachePlugin`.
+        works: whether the plugins work in this process.
+        idle_plugins: those that are only declared even so; set it before `connect`.
+        home_loop: the event loop that it lives on, while it is connected.
     """
 
     def __init__(
@@ -70,19 +85,25 @@ class Database(EventEmitter):
         connection: str | Store | None = None,
         plugins: Sequence[Plugin] = (),
         components: Components | None = None,
+        work: bool = True,
     ) -> None:
-        targets = [target for target in (url, connection_string, connection) if target is not None]
-        if len(targets) > 1:
-            fix = "pass one of url, connection_string and connection"
-            raise Invalid("url", len(targets), "must name one store", fix)
-        self._target: str | Store | None = targets[0] if targets else None
+        self._target = StoreTarget(
+            url=url, connection_string=connection_string, connection=connection
+        )
+        self.works = work
+        self.idle_plugins: Collection[Plugin] = ()
+        self.home_loop = HomeLoop(lambda: self.store_name)
         self.components = components or Components.system()
         self._lifecycle = LifecycleLock("database")
         self._connection: Connection | None = None
         self.read_guard = ReadGuard(self.components.clock)
         self._plugins = PluginSet(self)
         self._registry = ResourceRegistry(
-            lambda: self.store, self.components, self.read_guard, self._plugins.choose_rules
+            lambda: self.store,
+            self.components,
+            self.read_guard,
+            self.home_loop,
+            self._plugins.choose_rules,
         )
         self._later: asyncio.Task[None] | None = None
         """A disconnect that waits for the handler that called it."""
@@ -125,7 +146,12 @@ class Database(EventEmitter):
         Raises:
             Invalid, Misconfigured: the url is invalid, or the store cannot be used.
             Unavailable: the store does not answer.
+            Misconfigured: this is a forked child, and the database works in its parent.
         """
+        if self._connection is not None and self.home_loop.is_forked:
+            self._leave_to_parent(self._connection)
+        if self._connection is None and not self.home_loop.enter():
+            return await self.home_loop.run(self.connect())
         if not self._is_reentrant("connect"):
             async with self._lifecycle.hold("connect"):
                 if self._connection is None:
@@ -187,23 +213,29 @@ class Database(EventEmitter):
     @property
     def store_name(self) -> str:
         """The URL or the name of the store, without secrets."""
-        match self._target if self._connection is None else self._connection.store:
-            case None:
-                return "default store"
-            case str() as url:
-                return redact(url)
-            case store:
-                return store.name
+        return self._target.name if self._connection is None else self._connection.store.name
 
     @property
     def shared_session(self) -> SharedSession:
         """The session that plugins share.
 
         Raises:
-            Invalid: the database is not connected.
+            Invalid: the database is not connected, or does not work.
             the error that made background work fail.
         """
-        return self._get_connection().session
+        session = self._get_connection().session
+        self.check_works("hold locks or coordinate")
+        return session
+
+    def check_works(self, action: str) -> None:
+        """Check that plugins work in this process.
+
+        Raises:
+            Invalid: they do not, so that an action is not possible.
+        """
+        if not self.works:
+            problem = f"cannot {action} with work=False: it has no session"
+            raise Invalid("database", self.store_name, problem, "connect one without work=False")
 
     async def create_resource(
         self,
@@ -255,53 +287,9 @@ class Database(EventEmitter):
         for rule in [*rules, *self._plugins.choose_rules(definition)]:
             if dispute := definition.find_dispute(rule):
                 self.events.emit(dispute)
-        if not definition.is_settled:
+        if self.works and not definition.is_settled:
             self._backfill.start(name)
         return resource
-
-    async def backfill(self, name: str, *, again: bool = False) -> None:
-        """Wait until the partitions of a resource have all its records; work on it meanwhile.
-
-        It begins two minutes after a partition was added, 17 on object stores, so that all
-        processes know of it, and no write of an earlier moment arrives any more. Progress
-        is told by the event `resource:index-progress`. Without it the same is done in the
-        background, by every process that has defined the partitions.
-
-        Args:
-            name: of the resource.
-            again: whether to add all records again, also to partitions that are ready. That
-                repairs what a process has left that stood still for minutes.
-
-        Raises:
-            NotFound: there is no such resource.
-            Unavailable: the store does not answer; what was done stays done.
-        """
-        await self._backfill.run(name)
-        if again:
-            await self._backfill.repair(name)
-
-    async def drop_partition(self, resource: str, partition: str) -> None:
-        """Remove a partition; its entries are removed in the background.
-
-        Raises:
-            NotFound: there is no such resource or partition.
-        """
-        await self._backfill.drop_index(resource, "partition", partition)
-        await self.define_resource(resource)
-
-    async def drop_expiry(self, resource: str) -> None:
-        """Stop the expiry of the records of a resource; they stay as they are.
-
-        Those whose move to an archive has begun are moved first. Remove the resource from the
-        TTL plugin's options before: a process that starts with it adds the rule again.
-
-        Raises:
-            NotFound: there is no such resource, or its records do not expire.
-            Unavailable: the store does not answer; the rule stays.
-        """
-        await self._backfill.complete_moves(resource)
-        await self._backfill.drop_index(resource, "expiry", "expiry")
-        await self.define_resource(resource)
 
     def resource(self, name: str) -> Resource:
         """Return a resource known since `connect`, `create_resource` or `list_resources`.
@@ -334,11 +322,11 @@ class Database(EventEmitter):
             await self._registry.drop(name)
         except JobsyncError:
             # Its indexes are still to be completed.
-            if self.is_connected:
+            if self.works and self.is_connected:
                 self._backfill.start(name)
             raise
 
-    async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
+    async def use_plugin(self, plugin: PluginT, alias: str | None = None) -> PluginT:
         """Add a plugin. It starts with `connect`, or at once if already connected.
 
         Args:
@@ -350,7 +338,7 @@ class Database(EventEmitter):
         """
         self._plugins.add(plugin, alias)
         if self.is_connected:
-            await plugin.start()
+            await self._plugins.start_one(plugin)
         return plugin
 
     def unready(self) -> list[str]:
@@ -420,11 +408,13 @@ class Database(EventEmitter):
         return self._lifecycle.is_reentrant(action, self.store_name, is_hook=is_hook)
 
     async def _open(self) -> None:
-        target = self._target
-        # Read once: the environment and the working directory may change later.
-        url = None if isinstance(target, Store) else read_url(target)
-        store = target if isinstance(target, Store) else await open_store(target, self.components)
-        supervisor = Supervisor(self.components)
+        self.home_loop.enter()
+        try:
+            store, url = await self._target.open(self.components)
+        except BaseException:
+            self.home_loop.leave()
+            raise
+        supervisor = Supervisor(self.components, self.home_loop.leave)
         session = self._make_session(store, url, supervisor)
         watched = WatchedStore(store, self.read_guard)
         connection = Connection(
@@ -445,7 +435,16 @@ class Database(EventEmitter):
     ) -> SharedSession:
         return SharedSession(store, url, self.components, supervisor.run, self._cleanup.run)
 
+    def _leave_to_parent(self, connection: Connection) -> None:
+        """Forget the connection of the process that this one was forked from."""
+        if self.works:
+            problem = "was connected before a fork, and works in the parent"
+            raise Misconfigured("database", self.store_name, problem, "create another one here")
+        _left_to_parent.append(connection)
+        self._clear()
+
     def _clear(self) -> None:
         self._connection = None
+        self.home_loop.leave()
         self._registry.clear()
         self.read_guard.clear()

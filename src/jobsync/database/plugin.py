@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobsync.coordination.runner import find_caller
 from jobsync.database.definition import Definition, Rule
+from jobsync.database.home_loop import HomeLoop
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import LifecycleLock, Work
 from jobsync.errors import Invalid
@@ -65,6 +66,9 @@ class Plugin(EventEmitter):
     runs_jobs: ClassVar[bool] = False
     """Whether it is a scheduler, which runs the jobs of other plugins."""
 
+    is_passive: ClassVar[bool] = False
+    """Whether it does nothing by itself: it starts also where no plugin works."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "slug" not in vars(cls):
@@ -89,6 +93,9 @@ class Plugin(EventEmitter):
     async def on_install(self) -> None:
         """Prepare what is needed before the first start, such as resources."""
 
+    async def on_declare(self) -> None:
+        """Prepare what callers need, where the plugin does not work and is never started."""
+
     async def on_start(self) -> None:
         """Start to work."""
 
@@ -106,6 +113,11 @@ class Plugin(EventEmitter):
             fix = "await database.use_plugin(plugin) first"
             raise Invalid("plugin", self.slug, "is not attached to a database", fix)
         return self._database
+
+    @property
+    def home_loop(self) -> HomeLoop | None:
+        """The event loop of its database; None before it is attached."""
+        return None if self._database is None else self._database.home_loop
 
     @property
     def storage(self) -> PluginStorage:
@@ -250,6 +262,8 @@ class Plugin(EventEmitter):
                 raise Invalid(
                     "plugin", self.name, "belongs to a database that is not connected", fix
                 )
+            if not self.is_passive:
+                self.database.check_works("start plugins")
             async with AsyncExitStack() as exit_stack:
                 await self._set_up(exit_stack)
                 self._exit_stack = exit_stack.pop_all()

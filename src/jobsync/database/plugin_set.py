@@ -56,9 +56,20 @@ class PluginSet:
         self.by_name[name] = plugin
 
     async def start(self) -> None:
-        """Start all plugins."""
+        """Start all plugins, or declare those that do not work in this process."""
         for plugin in self:
+            await self.start_one(plugin)
+
+    async def start_one(self, plugin: Plugin) -> None:
+        """Start a plugin, or declare it if it does not work in this process."""
+        if self._is_working(plugin):
             await plugin.start()
+        else:
+            await plugin.on_declare()
+
+    def _is_working(self, plugin: Plugin) -> bool:
+        database = self._database
+        return plugin.is_passive or (database.works and plugin not in database.idle_plugins)
 
     @property
     def stop_time(self) -> float:
@@ -82,7 +93,7 @@ class PluginSet:
     def list_problems(self, question: Literal["unready", "stuck"]) -> list[str]:
         """Return the reasons of all plugins. A plugin that raises has a reason, too."""
         reasons = []
-        for plugin in self:
+        for plugin in filter(self._is_working, self):
             try:
                 if reason := getattr(plugin, question)():
                     reasons.append(f"{plugin.name}: {safe_str(reason)}")
@@ -119,6 +130,7 @@ class PluginSet:
                 database.components,
                 lambda: database.shared_session,
                 self._run_while_connected,
+                database.home_loop,
             )
         return self._storages[slug, namespace]
 

@@ -20,6 +20,7 @@ from jobsync.components import Components
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.locks import Lock, hold_lock
 from jobsync.database.shared_session import SharedSession
@@ -66,6 +67,7 @@ class StoredValue(msgspec.Struct, frozen=True):
     """When it reads as absent, in seconds since 1970."""
 
 
+@on_home_loop
 class PluginStorage:
     """Values by key, of one kind of plugin in one namespace.
 
@@ -76,6 +78,7 @@ class PluginStorage:
         components: the clock by which values expire.
         get_session: returns the session that locks depend on.
         run: runs work in the background while the database is connected.
+        home_loop: the event loop of the database.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class PluginStorage:
         components: Components,
         get_session: Callable[[], SharedSession],
         run: Callable[[Work, str], object],
+        home_loop: HomeLoop,
     ) -> None:
+        self.home_loop = home_loop
         prefix = f"{PLUGINS}{slug}/{namespace}/"
         self._keyspace = Keyspace(get_store, prefix, components, f"{slug}/{namespace}")
         self._components = components

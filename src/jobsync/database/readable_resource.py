@@ -4,13 +4,14 @@ A read returns records in the order of their ids, filtered and sorted. Records t
 decoded are reported and left out.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.database.document import Document, as_list, check_id, parse_sort, sort_documents
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.hooks import HookedVerbs
 from jobsync.database.resource_records import PartitionValues, ResourceRecords, Selection
 from jobsync.errors import Invalid
@@ -35,16 +36,21 @@ Documents: TypeAlias = list[Document]
 Names: TypeAlias = list[str]
 
 
+@on_home_loop
 class ReadableResource(HookedVerbs):
     """The reading half of a resource.
 
     Args:
         records: as they are stored.
         components: the events that receive reports of damaged records.
+        home_loop: the event loop of the database.
     """
 
-    def __init__(self, records: ResourceRecords, components: Components) -> None:
+    def __init__(
+        self, records: ResourceRecords, components: Components, home_loop: HomeLoop
+    ) -> None:
         super().__init__(records.events)
+        self.home_loop = home_loop
         self.records = records
         self._corruption_log = CorruptionLog(records.keyspace.prefix.rstrip("/"), components.events)
 
@@ -177,10 +183,9 @@ class ReadableResource(HookedVerbs):
 
         return await self._run_verb("query", filter, work)
 
-    async def __aiter__(self) -> AsyncIterator[Document]:
+    def __aiter__(self) -> AsyncIterator[Document]:
         """Iterate over all records in the order of their ids, a page at a time."""
-        async for document in self._iterate():
-            yield document
+        return self.home_loop.iterate(self._iterate())
 
     async def _get(self, id: str) -> Document | None:
         record = await self.records.reads.get(check_id(id))
@@ -189,7 +194,7 @@ class ReadableResource(HookedVerbs):
     async def _exists(self, id: str) -> bool:
         return await self.records.keyspace.get(check_id(id)) is not None
 
-    async def _iterate(self) -> AsyncIterator[Document]:
+    async def _iterate(self) -> AsyncGenerator[Document]:
         async for records in self.records.stream(Selection(None)):
             for document in self._corruption_log.read_all(Document, records):
                 yield document

@@ -20,6 +20,7 @@ from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
 from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
 from jobsync.database.document import CREATED, UPDATED
+from jobsync.database.home_loop import HomeLoop
 from jobsync.database.index_entries import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
@@ -128,6 +129,7 @@ class ResourceRegistry:
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
         guard: what knows the database's cache.
+        home_loop: the event loop of the database.
         derive_rules: returns the rules of indexes that plugins want for a definition.
 
     Attributes:
@@ -140,6 +142,7 @@ class ResourceRegistry:
         get_store: Callable[[], Store],
         components: Components,
         guard: ReadGuard,
+        home_loop: HomeLoop,
         derive_rules: Callable[[Definition], Sequence[Rule]] = lambda _: (),
     ) -> None:
         self._derive_rules = derive_rules
@@ -152,6 +155,7 @@ class ResourceRegistry:
         self._get_store = get_store
         self._components = components
         self._guard = guard
+        self._home_loop = home_loop
         self._events = components.events
         self._corruption_log = CorruptionLog("resources", components.events)
         self._clock = components.clock
@@ -335,7 +339,7 @@ class ResourceRegistry:
             never_changes,
             self._open_records,
         )
-        self._views[name] = Resource(stored, self._components)
+        self._views[name] = Resource(stored, self._components, self._home_loop)
 
     def clear(self) -> None:
         """Forget all resources, as before the first `refresh`."""
@@ -383,7 +387,7 @@ class ResourceRegistry:
             records.begin()
         records.set_definition(definition, read_at)
         if name not in self.resources:
-            self.resources[name] = Resource(records, self._components)
+            self.resources[name] = Resource(records, self._components, self._home_loop)
         return self.resources[name]
 
     def _forget(self, name: str) -> None:

@@ -27,6 +27,7 @@ from jobsync.database.document import (
     check_id,
     read_value,
 )
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.keyspace import BatchResult, Disposition, create_many, remove_many
 from jobsync.database.readable_resource import ReadableResource
 from jobsync.database.resource_records import ResourceRecords
@@ -73,16 +74,20 @@ class MessageSink(Protocol):
         ...
 
 
+@on_home_loop
 class Resource(ReadableResource):
     """Records of one kind. Create it with `Database.create_resource`.
 
     Args:
         records: as they are stored.
         components: time and randomness.
+        home_loop: the event loop of the database.
     """
 
-    def __init__(self, records: ResourceRecords, components: Components) -> None:
-        super().__init__(records, components)
+    def __init__(
+        self, records: ResourceRecords, components: Components, home_loop: HomeLoop
+    ) -> None:
+        super().__init__(records, components, home_loop)
         self.name = records.name
         self._ids = components.ids
         self._queues: dict[str, MessageSink] = {}
@@ -289,6 +294,35 @@ class Resource(ReadableResource):
     ) -> list[str]:
         """Enqueue messages in order, all or none; return their ids. See `enqueue`."""
         return await self._choose_queue(namespace).enqueue_many(data, **options)
+
+    def enqueue_sync(
+        self,
+        data: Mapping[str, Json],
+        *,
+        namespace: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> str:
+        """Enqueue a message from a plain function, on any thread; block until it is stored.
+
+        See `enqueue`. The database must be connected, on an event loop that runs.
+
+        Raises:
+            Invalid: an event loop runs in this thread, and would be blocked.
+        """
+        (name,) = self.enqueue_many_sync([data], namespace=namespace, **options)
+        return name
+
+    def enqueue_many_sync(
+        self,
+        data: Sequence[Mapping[str, Json]],
+        *,
+        namespace: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[str]:
+        """Enqueue messages in order, all or none, as `enqueue_sync` does; return their ids."""
+        work = self.enqueue_many(data, namespace=namespace, **options)
+        home = self.home_loop
+        return home.call(work) if options.get("connection") is None else home.call_here(work)
 
     def check_messages(
         self,

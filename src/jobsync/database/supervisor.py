@@ -52,9 +52,11 @@ class Supervisor:
     Args:
         components: the clock and the randomness of pauses, and the events, whose coroutines
             run here.
+        on_end: called when no more work runs, also if the event loop ends.
     """
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: Components, on_end: Callable[[], None] = lambda: None) -> None:
+        self._on_end = on_end
         self._clock = components.clock
         self._randomness = components.randomness
         self._events = components.events
@@ -98,7 +100,10 @@ class Supervisor:
         await _await_all(self._work | self._listeners)
         self._events.host(None)
         self._has_stopped = True
-        if self._task is not None and find_caller() not in self._work | self._listeners:
+        if self._task is None or find_caller() in self._work | self._listeners:
+            return
+        # One of an event loop that was closed has ended with it.
+        if self._task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([self._task])
 
     def list_running(self) -> list[str]:
@@ -152,6 +157,8 @@ class Supervisor:
         except BaseExceptionGroup as failures:
             self._cause = _first_error(failures)
             self._events.emit(DatabaseFailed(error=format_error(self._cause)))
+        finally:
+            self._on_end()
 
     def _run_listener(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a listener's coroutine, unless all has ended."""

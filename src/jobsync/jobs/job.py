@@ -28,10 +28,10 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.errors import ClaimLost, Invalid, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.jobs.background import ExitGuard
 from jobsync.jobs.config import resolve_coordination
 from jobsync.jobs.coordination_config import CoordinationConfig
 from jobsync.jobs.events import Callbacks
+from jobsync.jobs.exit_guard import ExitGuard
 from jobsync.jobs.job_inspection import JobInspection
 from jobsync.jobs.pins import LockInfo
 from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task

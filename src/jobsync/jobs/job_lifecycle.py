@@ -15,9 +15,9 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.assignment import token_maker
 from jobsync.core.urls import ObjectsUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
-from jobsync.jobs.background import Background, ExitGuard
 from jobsync.jobs.coordination_config import CoordinationConfig
 from jobsync.jobs.events import Callbacks, DefaultStoreUsed, NoTokens
+from jobsync.jobs.exit_guard import ExitGuard
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.local_node import LocalNode, LocalRecords, MemoryRecords, StoredRecords
@@ -25,6 +25,7 @@ from jobsync.jobs.node_loop import JobNodeSettings
 from jobsync.jobs.pins import Pins
 from jobsync.jobs.registration import NodeList
 from jobsync.jobs.sql_views import SqlViews
+from jobsync.loop_calls import Background
 from jobsync.stores.opening import open_store, read_url, resolve_url
 
 __all__ = ["JobLifecycle"]
@@ -95,7 +96,7 @@ class JobLifecycle:
             provide_locks: registers pins before this node owns anything.
             clear_locks: whether the pins that this node has created are removed.
         """
-        self._background = Background(f"jobsync-{self.node_name}")
+        self._background = Background(f"jobsync-{self.node_name}", _build_left_error)
         self._is_stopping = False
         self._enter_by = self.components.clock.mono() + self._wait_on_enter
         try:
@@ -302,3 +303,7 @@ class JobLifecycle:
                     await node.stop(_EXIT_GRACE / 2 + self._wait_on_exit)
                 if membership is not None:
                     await membership.leave()
+
+
+def _build_left_error() -> Unavailable:
+    return Unavailable("the job", "was left meanwhile", "enter again")

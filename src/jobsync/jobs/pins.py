@@ -35,9 +35,9 @@ from jobsync.core.pins import (
     write_sheet,
 )
 from jobsync.errors import Conflict, Invalid, Misconfigured
-from jobsync.jobs.background import BlockingCall
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.task import Task
+from jobsync.loop_calls import BlockingCall
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_existing
 

@@ -24,9 +24,9 @@ from typing import Protocol, TypeAlias
 
 from jobsync.core.clock import Clock
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
-from jobsync.jobs.background import BlockingCall
 from jobsync.jobs.foreign_claims import ClaimState
 from jobsync.jobs.task import Task, to_task
+from jobsync.loop_calls import BlockingCall
 
 __all__ = ["Source", "TaskLoop", "run_blocking"]
 

@@ -134,13 +134,14 @@ class Executor:
 
     Attributes:
         functions: the plain functions that run, even if nobody waits for them any more.
+        thread_count: how many calls of a plain function run at once.
     """
 
     def __init__(self, threads: int, *, auto_acknowledge: bool) -> None:
         self._handlers: dict[str, MessageHandler] = {}
         """By task; that of messages without a task as the empty one."""
         self._auto_acknowledge = auto_acknowledge
-        self._thread_count = threads
+        self.thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
         self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
         self._unwanted: set[Delivery] = set()
@@ -204,7 +205,7 @@ class Executor:
         loop = asyncio.get_running_loop()
         context = None if delivery.context is None else BlockingContext(delivery.context, loop)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._thread_count, THREAD_PREFIX)
+            self._threads = ThreadPoolExecutor(self.thread_count, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
         within = copy_context().run
         running = loop.run_in_executor(

@@ -67,6 +67,9 @@ class LocalWorkers:
         build: builds a worker.
         publish: publishes what this process does for the queue; None for nothing.
         list_tasks: returns the tasks whose messages are handled here.
+
+    Attributes:
+        concurrency: how many handlers a worker runs at once, which an event tells.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class LocalWorkers:
         list_tasks: Callable[[], Collection[str]] = lambda: ("",),
     ) -> None:
         self._plugin = plugin
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._build = build
         self._publish = publish
         self._list_tasks = list_tasks
@@ -132,7 +135,7 @@ class LocalWorkers:
             events.WorkersStarted(
                 queue=self._plugin.queue,
                 worker_id=self._plugin.worker_id,
-                concurrency=self._concurrency,
+                concurrency=self.concurrency,
             )
         )
 
@@ -255,7 +258,7 @@ class LocalWorkers:
             tasks, has_more = limit_tasks(self._list_tasks())
             self._publish(
                 WorkerStatus(
-                    concurrency=self._concurrency,
+                    concurrency=self.concurrency,
                     is_paused=self._is_paused,
                     tasks=tasks,
                     has_more_tasks=has_more,

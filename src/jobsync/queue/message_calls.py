@@ -3,11 +3,14 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
+from jobsync.database.home_loop import on_home_loop
+from jobsync.database.resource import EnqueueOptions
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
 from jobsync.queue.arguments import check_state
@@ -35,6 +38,7 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
 }
 
 
+@on_home_loop
 class MessageCalls(ABC):
     """What `QueuePlugin` does with stored messages, and for programs that own their loop."""
 
@@ -48,6 +52,18 @@ class MessageCalls(ABC):
         check_state(state, _COUNTED)
         counts = await self._get_backend().count()
         return sum(counts.get(counted, 0) for counted in _COUNTED[state])
+
+    def enqueue_sync(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
+        """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
+        (name,) = self.enqueue_many_sync([data], **options)
+        return name
+
+    def enqueue_many_sync(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages, all or none; return their ids. See `Resource.enqueue_sync`."""
+        home, work = self.database.home_loop, self.enqueue_many(data, **options)
+        return home.call(work) if options.get("connection") is None else home.call_here(work)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -71,6 +87,18 @@ class MessageCalls(ABC):
     async def purge(self, *, include_dead: bool = False) -> int:
         """Remove unclaimed messages, optionally the dead letters too; return how many."""
         return await self._get_backend().purge([*PENDING, *(("dead",) if include_dead else ())])
+
+    async def pause_everywhere(self, reason: str = "") -> bool:
+        """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
+
+        The pause is stored, so processes that start later do not claim either. False means
+        that the queue was already paused, and nothing changed.
+        """
+        return await self._get_backend().pause(reason)
+
+    async def resume_everywhere(self) -> bool:
+        """Allow all processes to claim again; False means that the queue was not paused."""
+        return await self._get_backend().resume()
 
     async def get(self, id: str) -> MessageInfo | None:
         """Return a message in any state, with its progress or its result; None if it is unknown.
@@ -184,6 +212,12 @@ class MessageCalls(ABC):
         task, self._pulled, self._pulled_task = self._pulled_task, None, None
         if task is not None:
             await asyncio.wait([task])
+
+    @abstractmethod
+    async def enqueue_many(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages, all or none; return their ids."""
 
     @property
     @abstractmethod

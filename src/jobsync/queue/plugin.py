@@ -19,20 +19,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack, get_args
 
+import msgspec
+
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
+from jobsync.database.home_loop import on_home_loop
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
-from jobsync.queue.backend import (
-    QueueBackend,
-    QueuePart,
-    name_queue,
-)
+from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
 from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler, MessageHandler
@@ -61,6 +60,7 @@ _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
+@on_home_loop
 class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
     """A durable queue on a resource: any free process handles the next message.
 
@@ -154,6 +154,12 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         self._executor.add(task, handler)
         if self.is_running:
             self._workers.start()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Run so many handlers at once, whatever the option says. Call it before the start."""
+        self.settings = msgspec.structs.replace(self.settings, concurrency=concurrency)
+        self._workers.concurrency = concurrency
+        self._executor.thread_count = concurrency
 
     @property
     def kind(self) -> str:
@@ -255,18 +261,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         """Claim again."""
         self._workers.pause(is_paused=False)
 
-    async def pause_everywhere(self, reason: str = "") -> bool:
-        """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
-
-        The pause is stored, so processes that start later do not claim either. False means
-        that the queue was already paused, and nothing changed.
-        """
-        return await self._get_backend().pause(reason)
-
-    async def resume_everywhere(self) -> bool:
-        """Allow all processes to claim again; False means that the queue was not paused."""
-        return await self._get_backend().resume()
-
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; return how many.
 
@@ -288,6 +282,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         )
 
     def _check_running(self) -> None:
+        self.database.check_works("claim messages")
         if not self.is_running:
             fix = "await queue.start() first"
             raise Invalid("queue", self.resource, "is not running", fix)
@@ -298,6 +293,13 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         return find_calling_worker(self._backend) is not None
 
     async def on_start(self) -> None:
+        """Connect the resource to this queue, and end the claims of workers that die."""
+        await self.on_declare()
+        self.database.events.on(WorkerDied.name, self._end_claims_of)
+        for plugin in self.list_started():
+            await plugin.adopt_jobs(self.scheduled_jobs)
+
+    async def on_declare(self) -> None:
         """Find or create the resource, and connect it to this queue."""
         database = self.database
         self._completed_ttl.start(database)
@@ -314,9 +316,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
-        database.events.on(WorkerDied.name, self._end_claims_of)
-        for plugin in self.list_started():
-            await plugin.adopt_jobs(self.scheduled_jobs)
 
     @property
     def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -439,6 +438,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
             self._retries,
             self.database.components,
             self._reporter,
+            self.database.home_loop,
         )
 
 

@@ -19,6 +19,7 @@ from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, Returned
 from jobsync.core.retry import Retries
 from jobsync.database.document import Document
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.in_flight import Delivery
@@ -36,6 +37,7 @@ _RETURN_TIME: Seconds = 5.0
 """Seconds for the last settlements of a process that stops."""
 
 
+@on_home_loop
 class ClaimedMessage:
     """A message that this program has claimed with `QueuePlugin.claim`.
 
@@ -45,6 +47,7 @@ class ClaimedMessage:
         attempt: the number of this attempt, counted from 1.
         max_attempts: how many attempts there are.
         epoch: grows with every delivery of this message.
+        home_loop: the event loop of its database.
     """
 
     def __init__(self, delivery: Delivery, owner: "PulledClaims") -> None:
@@ -54,6 +57,7 @@ class ClaimedMessage:
         self.attempt = message.attempt
         self.max_attempts = message.max_attempts
         self.epoch = message.receipt.deliveries
+        self.home_loop = owner.home_loop
         self._delivery = delivery
         self._owner = owner
 
@@ -99,8 +103,10 @@ class PulledClaims(ClaimHolder):
         retries: Retries,
         components: Components,
         reporter: QueueReporter,
+        home_loop: HomeLoop,
     ) -> None:
         super().__init__(backend, membership, settings, retries, components, reporter)
+        self.home_loop = home_loop
         self._stopping = asyncio.Event()
         self._return_time = min(settings.grace, _RETURN_TIME)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from jobsync.jobs.background import ExitGuard
+from jobsync.jobs.exit_guard import ExitGuard
 
 
 class Block:

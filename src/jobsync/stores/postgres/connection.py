@@ -192,7 +192,9 @@ class PostgresConnection(AsyncConnection[TupleRow]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server has closed the connection since the last statement."""
+        """Whether it cannot be used: the server has closed it, or its event loop was closed."""
+        if self._loop.is_closed():
+            return True
         try:
             while not self.closed and self._poll.poll(0):
                 self.pgconn.consume_input()

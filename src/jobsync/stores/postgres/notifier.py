@@ -96,10 +96,11 @@ class Notifier:
 
     async def close(self) -> None:
         """Notify the deferred topics, then stop. All waiters are woken."""
-        tasks, self._tasks = self._tasks, {}
-        for task in tasks.values():
+        tasks = [task for task in self._tasks.values() if not task.done()]
+        self._tasks = {}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._deferred:
             await self._notify()
         self._wake_all()

@@ -94,6 +94,8 @@ class _Running:
 class PostgresPool:
     """Connections to one database, for one event loop of one process, opened as needed.
 
+    When that loop is closed, the next one that uses the pool takes its place.
+
     Args:
         url: the database.
         components: clock and randomness, for the pauses between attempts.
@@ -123,6 +125,7 @@ class PostgresPool:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._prepare_after: int | None = None
+        self._max_connections = max_connections
         self._slots = asyncio.Semaphore(max_connections)
         self._running: set[_Running] = set()
         self._long_check: asyncio.TimerHandle | None = None
@@ -201,7 +204,10 @@ class PostgresPool:
             raise Misconfigured(
                 "store", self.name, "was opened before a fork", "connect again in the child"
             )
-        if asyncio.get_running_loop() is not self._loop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and self._loop.is_closed():
+            self._move_to(loop)
+        if loop is not self._loop:
             raise Misconfigured(
                 "store",
                 self.name,
@@ -210,6 +216,13 @@ class PostgresPool:
             )
         if self._is_closed:
             raise Unavailable(self.name, "the store is closed", "connect again")
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to another loop: the former one is closed, and ran no statement to its end."""
+        self._loop = loop
+        self._slots = asyncio.Semaphore(self._max_connections)
+        self._running.clear()
+        self._long_check = None
 
     async def run(self, statement: str, parameters: Parameters = ()) -> list[Any]:
         """Run one statement and return its rows.

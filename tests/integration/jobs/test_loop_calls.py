@@ -1,4 +1,4 @@
-"""A loop on its own thread: callers get the results of their calls, or an error if it stopped."""
+"""Calls on a loop from elsewhere: callers get their results, or an error if the loop has ended."""
 
 import asyncio
 import os
@@ -6,19 +6,24 @@ import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import pytest
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.background import Background, _PendingCall, _WakeupPipe
+from jobsync.loop_calls import Background, LoopCalls, _PendingCall, _WakeupPipe
 
 LONG = 30.0
+
+
+def _build_error() -> Unavailable:
+    return Unavailable("the job", "was left meanwhile", "enter again")
 
 
 @pytest.fixture
 def background() -> Iterator[Background]:
     """A running loop."""
-    loop = Background("test")
+    loop = Background("test", _build_error)
     yield loop
     loop.stop()
 
@@ -62,16 +67,20 @@ def test_a_call_that_never_started_gets_an_error(background: Background) -> None
     async def work() -> None:
         """Do nothing."""
 
-    call = _PendingCall(work(), _WakeupPipe())
+    pipe = _WakeupPipe()
+    call = _PendingCall(work(), pipe.wake)
+    calls = background._calls
 
     def start_too_late() -> None:
-        background._start(call)
-        background._running[call].cancel()
+        calls._start(call)
+        calls._running[call].cancel()
 
     background.post(start_too_late)
     background.stop()
+    ready, _, _ = select.select([pipe.reader], [], [], LONG)
+    assert ready
     with pytest.raises(Unavailable, match="was left meanwhile"):
-        wait_for(call)
+        calls._get_result(call)
 
 
 def test_a_call_that_came_too_late_gets_an_error(
@@ -99,7 +108,7 @@ def test_every_caller_gets_its_own_result(background: Background) -> None:
     with ThreadPoolExecutor(8) as callers:
         found = callers.map(lambda number: background.call(work(number)), range(400))
         assert list(found) == list(range(400))
-    assert len(background._idle_pipes) <= 8
+    assert len(background._calls._idle_pipes) <= 8
 
 
 def test_an_interrupted_caller_leaves_no_wakeup_to_others(background: Background) -> None:
@@ -120,18 +129,107 @@ def test_an_interrupted_caller_leaves_no_wakeup_to_others(background: Background
         def wait(self) -> None:
             raise Signalled
 
-    background._idle_pipes.append(Interrupted())
+    background._calls._idle_pipes.append(Interrupted())
     with pytest.raises(Signalled):
         background.call(end_late())
     may_end.set()
     assert [background.call(work()) for _ in range(20)] == ["mine"] * 20
 
 
-def wait_for(call: "_PendingCall[None]") -> None:
-    """Wait until a call has ended, with a timeout."""
-    ready, _, _ = select.select([call.pipe.reader], [], [], LONG)
-    assert ready
-    call.result()
+def test_an_interrupted_call_is_cancelled(background: Background) -> None:
+    """Its caller goes on at once, and the work ends soon after."""
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    class Interrupted(_WakeupPipe):
+        def wait(self) -> None:
+            assert started.wait(LONG)
+            raise KeyboardInterrupt
+
+    background._calls._idle_pipes.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        background.call(wait())
+    assert cancelled.wait(LONG)
+
+
+def test_a_call_that_was_interrupted_before_its_start_never_runs(background: Background) -> None:
+    """The loop is busy meanwhile."""
+    may_go_on, started = threading.Event(), threading.Event()
+
+    async def start() -> None:
+        started.set()
+
+    async def go_on() -> bool:
+        return True
+
+    class Interrupted(_WakeupPipe):
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    background.post(may_go_on.wait)
+    background._calls._idle_pipes.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        background.call(start())
+    may_go_on.set()
+    assert background.call(go_on())
+    assert not started.is_set()
+
+
+async def test_a_task_of_another_loop_gets_the_result(background: Background) -> None:
+    """Its own loop runs meanwhile; it sees the context of its caller."""
+    calls, seen = background._calls, ContextVar("seen", default=0)
+    seen.set(7)
+
+    async def work() -> tuple[str, int]:
+        await asyncio.sleep(0)
+        return threading.current_thread().name, seen.get()
+
+    async def fail() -> None:
+        raise KeyError("a")
+
+    assert {*await asyncio.gather(calls.run(work()), calls.run(work()))} == {("test", 7)}
+    with pytest.raises(KeyError):
+        await calls.run(fail())
+
+
+async def test_a_cancelled_task_ends_after_its_call(background: Background) -> None:
+    """As on one loop: what it awaits has been cancelled, and has cleaned up."""
+    started, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    task = asyncio.create_task(background._calls.run(work()))
+    await asyncio.to_thread(started.wait, LONG)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_the_end_of_calls_fails_those_that_wait() -> None:
+    """Whoever comes later gets the error at once."""
+    loop = asyncio.new_event_loop()
+    calls = LoopCalls(loop, _build_error)
+    waiting = asyncio.create_task(calls.run(asyncio.sleep(0)))
+    await asyncio.sleep(0)
+    calls.end()
+    loop.close()
+    for call in (waiting, calls.run(asyncio.sleep(0))):
+        with pytest.raises(Unavailable, match="was left meanwhile"):
+            await call
 
 
 def test_a_stopped_loop_refuses_calls(background: Background) -> None:
@@ -156,7 +254,8 @@ def test_several_threads_may_stop_it_at_once(background: Background) -> None:
             await asyncio.sleep(0.05)
             ended.set()
 
-    background.post(lambda: background._start(_PendingCall(end_slowly(), _WakeupPipe())))
+    call = _PendingCall(end_slowly(), lambda: None)
+    background.post(background._calls._start, call)
     threads = [threading.Thread(target=background.stop) for _ in range(4)]
     for thread in threads:
         thread.start()

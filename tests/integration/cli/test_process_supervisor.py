@@ -1,0 +1,96 @@
+"""The supervisor of `jobsync work --processes`, with small programs for processes.
+
+What happens when one of them is killed is in `processes/test_supervisor.py`.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobsync import Components
+from jobsync.cli import process_supervisor
+from jobsync.cli.process_supervisor import ProcessSupervisor
+
+LONG = 60.0
+
+PROGRAM = """
+import os, signal, socket, sys, time
+number, descriptor, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+link = socket.socket(fileno=descriptor)
+def stop(*_): sys.exit(3 * number)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in sys.argv else stop)
+link.send(b"r")
+starts = len([name for name in os.listdir(folder) if name.startswith(f"{number}-")])
+open(f"{folder}/{number}-{starts}", "w").close()
+if "fails-once" in sys.argv:
+    sys.exit(1 if starts == 0 else 0)
+link.recv(1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill soon what does not stop."""
+    monkeypatch.setattr(process_supervisor, "_EXTRA_TIME", 0.2)
+
+
+def supervise(folder: Path, count: int, *words: str, grace: float = LONG) -> int:
+    """Run processes; return the exit code of the supervisor."""
+
+    def build_command(number: int, descriptor: int) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, str(number), str(descriptor), str(folder), *words]
+
+    return ProcessSupervisor(build_command, count, grace, Components.system()).run()
+
+
+def stop_when_started(folder: Path, count: int) -> None:
+    """Send SIGTERM to this process once so many processes run."""
+
+    def wait() -> None:
+        while len(list(folder.iterdir())) < count:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_the_exit_code_is_that_of_the_worst(tmp_path: Path) -> None:
+    """All processes are told to stop, and the supervisor waits for the last one."""
+    stop_when_started(tmp_path, 3)
+    assert supervise(tmp_path, 3) == 6
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_process_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    """A moment after the grace period; the exit code says so."""
+    stop_when_started(tmp_path, 1)
+    assert supervise(tmp_path, 1, "stubborn", grace=0.0) == 128 + signal.SIGKILL
+
+
+def test_a_process_that_fails_is_started_again_and_one_that_ends_is_not(tmp_path: Path) -> None:
+    """Each fails once, and ends by itself the next time."""
+    assert supervise(tmp_path, 2, "fails-once") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_pauses_grow_while_a_process_fails(tmp_path: Path) -> None:
+    """And begin anew after it has run for long."""
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, Components.system())
+    (child,) = supervisor._children
+    pauses = []
+    for _ in range(8):
+        supervisor._start_later(child, 1)
+        assert child.start_at is not None
+        child.started_at, pause = child.start_at, child.start_at - supervisor._clock.mono()
+        pauses.append(pause)
+    assert 0 < pauses[0] <= 0.5
+    assert pauses[-1] > 14
+    child.started_at = supervisor._clock.mono() + -61.0
+    supervisor._start_later(child, 1)
+    assert child.failures == 1
+    assert not list(tmp_path.iterdir())

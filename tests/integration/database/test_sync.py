@@ -1,0 +1,256 @@
+"""`jobsync.sync`: the same names for callers that block, derived from the asynchronous classes."""
+
+import asyncio
+import inspect
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import servers
+from sync_stub import STUB, build_stub, list_faces
+
+import jobsync
+from jobsync import Context, Document, Invalid, NotFound, Unavailable, sync
+from jobsync.coordination.session import SESSIONS
+
+LONG = 60.0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    return f"sqlite:///{tmp_path / 'app.db'}"
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread() -> Iterator[None]:
+    """No thread is left behind by any of these tests."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        # That of the watched files is one for the whole process.
+        if thread.name != "jobsync-watcher":
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", list_faces())
+def test_a_class_has_the_methods_of_the_one_that_it_is_derived_from(name: str) -> None:
+    """With the same parameters, and none of them is awaited."""
+    face, kind = getattr(sync, name), getattr(jobsync, name)
+    for member in dir(kind):
+        if not member.startswith("_"):
+            own = inspect.getattr_static(face, member)
+            assert isinstance(own, property) or not inspect.iscoroutinefunction(own)
+            other = inspect.getattr_static(kind, member)
+            if inspect.isfunction(other) and member != "connect":
+                assert inspect.signature(own) == inspect.signature(other)
+    assert inspect.signature(face) == inspect.signature(kind)
+
+
+def test_the_types_are_those_of_the_source() -> None:
+    """The stub is what `make api` writes."""
+    assert STUB.read_text(encoding="utf-8") == build_stub(), "run `make api`"
+
+
+def test_records_are_read_and_written(url: str) -> None:
+    """Verbs, iteration, hooks and storage, as with `await`."""
+    with sync.Database(url) as database:
+        notes = database.create_resource("notes", {"text": "string|required"})
+        seen: list[str] = []
+        notes.before("insert", lambda note: seen.append(note["text"]))
+        first = notes.insert({"id": "a", "text": "one"})
+        notes.insert_many([{"id": "b", "text": "two"}, {"id": "c", "text": "three"}])
+        assert notes.update("a", {"text": "1"}, if_version=first["_version"]).text == "1"
+        assert [note.id for note in notes] == ["a", "b", "c"]
+        for note in notes:
+            # An iteration that is not finished leaves nothing behind.
+            assert note.id == "a"
+            break
+        assert database.resources.notes.query({"text": "two"})[0].id == "b"
+        assert (notes.get("x"), seen) == (None, ["one", "two", "three"])
+        storage = database.open_storage("counters")
+        assert storage.increment("n") == 1
+        with storage.lock("a", timeout=LONG) as lock:
+            assert lock.lasts
+        assert list(database.resources) == ["notes"]
+
+
+def test_messages_are_enqueued_handled_and_claimed(url: str) -> None:
+    """A plain handler may use the same objects, from its thread."""
+    queue = sync.QueuePlugin(resource="tasks")
+    pulled = sync.QueuePlugin(resource="pulled")
+    with sync.Database(url, plugins=[queue, pulled]) as database:
+
+        @queue.handler
+        def handle(task: Document, context: Context) -> str:
+            return str(database.resources.pulled.enqueue({"n": task.n, "id": context.id}))
+
+        name = database.resources.tasks.enqueue({"n": 1})
+        following = queue.result(name, timeout=LONG)
+        (message,) = database.plugins["queue-pulled"].claim(5, wait=LONG)
+        assert (message.id, message.data.n, message.lost) == (following, 1, False)
+        assert message.ack({"done": True})
+        assert pulled.result(following) == {"done": True}
+        found = pulled.get(following)
+        assert found is not None
+        assert found.state == "completed"
+        assert not pulled.cancel(following)
+        assert pulled.stats()["enqueued"] == 1
+
+
+def test_errors_and_timeouts_are_those_of_the_call(url: str) -> None:
+    """They are raised in the caller's thread, unchanged."""
+    with sync.producer(url, plugins=[sync.QueuePlugin(resource="tasks")]) as database:
+        queue = database.plugins.queue
+        name = queue.enqueue({})
+        with pytest.raises(TimeoutError):
+            queue.result(name, timeout=0.01)
+        with pytest.raises(NotFound):
+            database.drop_resource("nothing")
+        with pytest.raises(Invalid, match="delai"):
+            queue.enqueue({}, delai=1)
+    with pytest.raises(Invalid, match="is not connected"):
+        database.list_resources()
+    with pytest.raises(Invalid):
+        sync.Database("nonsense://").connect()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres", "s3"])
+def test_eight_threads_at_once(locate: servers.Locate, kind: str) -> None:
+    """Each gets its own results; nothing is lost or mixed up."""
+    with sync.producer(locate(kind), plugins=[sync.QueuePlugin(resource="tasks")]) as database:
+        queue = database.plugins.queue
+
+        def use(number: int) -> list[str]:
+            names = [database.resources.tasks.enqueue({"n": number}) for _ in range(5)]
+            names += queue.enqueue_many([{"n": number}, {"n": number}])
+            assert [queue.get(name).value["n"] for name in names] == [number] * 7
+            return names
+
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(use, range(8)))
+        assert len({name for names in found for name in names}) == queue.count() == 56
+
+
+async def test_a_call_on_an_event_loop_is_refused(url: str) -> None:
+    """It would block that loop. The fix is in the error."""
+    database = sync.producer(url)
+    with pytest.raises(Invalid, match=r"would block the event loop.*Await"):
+        database.connect()
+    await asyncio.to_thread(database.connect)
+    for call in (database.list_resources, database.disconnect):
+        with pytest.raises(Invalid, match=r"would block the event loop.*Await"):
+            call()
+    await asyncio.to_thread(database.disconnect)
+
+
+async def test_threads_of_an_asynchronous_program_block(url: str) -> None:
+    """A face may be around a database that lives on the program's own loop."""
+    queue = jobsync.QueuePlugin(resource="tasks")
+    face = sync.Database(url, plugins=[queue], work=False)
+    async with face.wrapped as database:
+        assert await asyncio.to_thread(face.connect) == face
+        name = await asyncio.to_thread(face.resources.tasks.enqueue, {})
+        assert await asyncio.to_thread(database.resources.tasks.enqueue_sync, {}) != name
+        assert await queue.count() == 2
+        with pytest.raises(Invalid, match="would block"):
+            database.resources.tasks.enqueue_sync({})
+        await asyncio.to_thread(face.disconnect)
+        assert not database.is_connected
+
+
+def test_a_call_fails_if_the_database_is_disconnected_meanwhile(url: str) -> None:
+    """It does not wait forever."""
+    with ThreadPoolExecutor(1) as threads:
+        with sync.producer(url, plugins=[sync.QueuePlugin(resource="tasks")]) as database:
+            queue = database.plugins.queue
+            name = queue.enqueue({})
+            waiting = threads.submit(queue.result, name)
+        with pytest.raises((Unavailable, Invalid)):
+            waiting.result(LONG)
+
+
+def test_a_transaction_of_the_caller_is_joined(tmp_path: Path, url: str) -> None:
+    """On the caller's own thread, which sqlite3 demands."""
+    with sync.producer(url, plugins=[sync.QueuePlugin(resource="tasks")]) as database:
+        tasks = database.resources.tasks
+        connection = sqlite3.connect(tmp_path / "app.db")
+        tasks.enqueue({}, connection=connection)
+        tasks.wrapped.enqueue_sync({}, connection=connection)
+        assert database.plugins.queue.count() == 0
+        connection.commit()
+        connection.close()
+        assert database.plugins.queue.count() == 2
+
+
+SCRIPT = """
+import os, signal, sys, threading
+from jobsync import sync
+
+works = sys.argv[2] == "exit"
+db = sync.Database(sys.argv[1], plugins=[sync.QueuePlugin(resource="tasks")], work=works).connect()
+name = db.resources.tasks.enqueue({})
+if sys.argv[2] == "interrupt":
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    try:
+        db.plugins.queue.result(name)
+    except KeyboardInterrupt:
+        print(db.plugins.queue.count())
+        # The call ends soon: it was cancelled.
+        while db.wrapped.home_loop._calls._running:
+            pass
+        db.disconnect()
+elif sys.argv[2] == "fork":
+    # Another thread connects or disconnects at that moment.
+    holder = threading.Thread(target=sync._threads[db.wrapped]._lock.acquire)
+    holder.start()
+    holder.join()
+    child = os.fork()
+    if child == 0:
+        try:
+            db.resources.tasks.enqueue({})
+        except Exception as error:
+            print(error, flush=True)
+        db.connect().resources.tasks.enqueue({})
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(db.plugins.queue.count(), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [("interrupt", "1"), ("exit", ""), ("fork", "Connect again in the child.\n2")],
+)
+def test_a_script(tmp_path: Path, url: str, what: str, expected: str) -> None:
+    """It ends, whatever happens to it.
+
+    Ctrl-C ends a wait, and cancels its call. One that forgets to disconnect ends, and its session
+    with it. The child of a fork is told to connect again, and can.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), url, what],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip().endswith(expected)
+    with sync.producer(url) as database:
+        assert database.wrapped.home_loop.call(list_live_sessions(database.wrapped)) == []
+
+
+async def list_live_sessions(database: jobsync.Database) -> list[str]:
+    """Return the keys of the sessions that have not ended."""
+    sessions = await database.store.scan(SESSIONS)
+    return [session.key for session in sessions if session.value["state"] == "live"]

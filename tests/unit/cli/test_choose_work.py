@@ -1,0 +1,61 @@
+"""What a process of `jobsync work` works on: all plugins, or some queues."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from jobsync import Database, Invalid, QueuePlugin, sync
+from jobsync.cli.worker_process import choose_work, create_database, load_target
+from jobsync.events import Event
+
+
+def handle(_: object) -> None:
+    """Handle a message."""
+
+
+def build_queue(resource: str) -> QueuePlugin:
+    """Return a queue with a handler."""
+    return QueuePlugin(resource=resource, on_message=handle, concurrency=2)
+
+
+async def test_other_queues_are_declared_and_do_not_work() -> None:
+    """A database for producers works too; the option wins over the code."""
+    emails, images = build_queue("emails"), build_queue("images")
+    database = Database("memory://", plugins=[emails, images], work=False)
+    started: list[Event] = []
+    database.on("plg:queue:workers-started", started.append)
+    choose_work(database, " images", 7)
+    async with database:
+        assert (emails.is_running, images.is_running) == (False, True)
+        assert [(event["queue"], event["concurrency"]) for event in started] == [
+            ("default/images", 7)
+        ]
+        assert images.settings.concurrency == 7
+        await database.resources.emails.enqueue({})
+        assert await emails.count() == 1
+        assert database.unready() == []
+        await emails.start()
+        assert emails.is_running
+
+
+@pytest.mark.parametrize(("name", "fix"), [("imges", "mean images"), ("xyz", "mean emails, im")])
+def test_an_unknown_queue_is_refused(name: str, fix: str) -> None:
+    """The error suggests one."""
+    database = Database("memory://", plugins=[build_queue("emails"), build_queue("images")])
+    with pytest.raises(Invalid, match=fix):
+        choose_work(database, f"emails,{name}", None)
+
+
+async def test_a_database_for_blocking_callers_is_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Itself, or what a function returns."""
+    module = ModuleType("some_app")
+    module.db = sync.Database("memory://")  # type: ignore[attr-defined]
+    module.make = lambda: module.db  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_app", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for target in ("some_app:db", "some_app:make"):
+        found = await create_database(target, load_target(target))
+        assert found is module.db.wrapped
+    with pytest.raises(Invalid, match="Did you mean some_app:db"):
+        load_target("some_app:bd")
