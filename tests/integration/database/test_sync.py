@@ -208,10 +208,13 @@ if sys.argv[2] == "interrupt":
         db.disconnect()
 elif sys.argv[2] == "fork":
     # Another thread connects or disconnects at that moment.
-    holder = threading.Thread(target=sync._threads[db.wrapped]._lock.acquire)
-    holder.start()
-    holder.join()
+    for lock in (sync._threads[db.wrapped]._lock, db.wrapped.home_loop._lock):
+        holder = threading.Thread(target=lock.acquire)
+        holder.start()
+        holder.join()
     child = os.fork()
+    if child:
+        lock.release()
     if child == 0:
         try:
             db.resources.tasks.enqueue({})
