@@ -121,8 +121,9 @@ bench-jobs: setup ## the leader's decisions; claims, audits and pins over bare P
 	@$(PY) benchmarks/pins.py
 	@$(PY) benchmarks/jobs.py
 
-bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost; pages on S3
+bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost; priorities, groups and keys; pages on S3
 	@$(PY) benchmarks/queues.py
+	@$(PY) benchmarks/queues_placed.py
 	@$(PY) benchmarks/queues_pages.py
 
 bench-peers: setup ## the queue beside graphile-worker, pg-boss, pgqueuer, procrastinate, huey and bare drivers; ARGS=--quick or --write

@@ -45,6 +45,13 @@ class Bench(msgspec.Struct, frozen=True):
     bare: Bare
 
 
+class Recipient(msgspec.Struct):
+    """An argument of a typical task."""
+
+    to: str
+    retry: bool
+
+
 def payload(number: int) -> dict[str, Any]:
     """Return a typical message."""
     return {"type": "send-email", "data": {"to": f"user-{number}@example.com", "retry": False}}
@@ -57,17 +64,17 @@ async def opened(url: str, **options: Any) -> AsyncIterator[QueuePlugin]:
         yield await database.use_plugin(QueuePlugin(resource="tasks", **options))
 
 
-async def fill(url: str, count: int) -> float:
+async def fill(url: str, count: int, task: str = "") -> float:
     """Push messages in batches; return the rate."""
     async with opened(url) as queue:
         messages = [payload(number) for number in range(count)]
         begun = time.perf_counter()
         for start in range(0, count, 10_000):
-            await queue.enqueue_many(messages[start : start + 10_000])
+            await queue.enqueue_many(messages[start : start + 10_000], task=task)
         return rate(count, begun)
 
 
-async def drain(url: str, count: int) -> float:
+async def drain(url: str, count: int, task: str = "") -> float:
     """Handle all messages, ten at once, until the last one is settled; return the rate."""
     seen = 0
 
@@ -75,9 +82,17 @@ async def drain(url: str, count: int) -> float:
         nonlocal seen
         seen += 1
 
+    async def send(type: str, data: Recipient) -> None:
+        nonlocal seen
+        assert type
+        seen += not data.retry
+
     async with opened(url, concurrency=10) as queue:
         begun = time.perf_counter()
-        queue.handler(handle)
+        if task:
+            queue.task(name=task)(send)
+        else:
+            queue.handler(handle)
         while queue.stats()["completed"] < count:  # noqa: ASYNC110 - listening would cost more
             await asyncio.sleep(0.002)
         found = rate(count, begun)
@@ -97,6 +112,19 @@ async def compare_drains(bench: Bench, count: int) -> Row:
         assert bench.bare.drain() == count
         pairs.append((rate(count, begun), ours))
     return _compare_rates("drain, concurrency 10", pairs, 0.25)
+
+
+async def compare_tasks(bench: Bench, count: int) -> Row:
+    """Drain messages of a task, whose arguments are decoded, and plain ones, in turns."""
+    pairs = []
+    for number in range(ROUNDS):
+        show_progress(f"tasks: round {number} of {ROUNDS}")
+        await fill(bench.url, count)
+        plain = await drain(bench.url, count)
+        await fill(bench.url, count, task="send")
+        pairs.append((plain, await drain(bench.url, count, task="send")))
+    row = _compare_rates("drain of a task", pairs, 1 / 1.15)
+    return msgspec.structs.replace(row, text=row.text.replace("bare", "a plain handler"))
 
 
 async def compare_singles(bench: Bench, count: int) -> Row:
@@ -317,6 +345,7 @@ async def measure(name: str, count: int, *, quick: bool) -> list[Row]:
     """Measure one database."""
     parts: list[Part] = [
         lambda bench: compare_drains(bench, count),
+        lambda bench: compare_tasks(bench, count),
         lambda bench: compare_singles(bench, 200),
     ]
     if name == "postgres":

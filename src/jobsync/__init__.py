@@ -50,9 +50,10 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
     from jobsync.queue.backend import MessageInfo
-    from jobsync.queue.context import Context
+    from jobsync.queue.context import BlockingContext, Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.queue.pull import ClaimedMessage
+    from jobsync.queue.tasks import QueueTask, TaskHandle
     from jobsync.queue.usage import UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
@@ -74,6 +75,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Applied",
+    "BlockingContext",
     "CachePlugin",
     "CacheStats",
     "Cancel",
@@ -122,6 +124,7 @@ __all__ = [
     "PluginStorage",
     "Put",
     "QueuePlugin",
+    "QueueTask",
     "RebalanceEvent",
     "Record",
     "Resource",
@@ -131,6 +134,7 @@ __all__ = [
     "Store",
     "TTLPlugin",
     "Task",
+    "TaskHandle",
     "Term",
     "Unavailable",
     "Unknown",
@@ -191,9 +195,10 @@ _MODULES = {
     "jobs.task": ("Task",),
     "jobs.events": ("RebalanceEvent",),
     "queue.backend": ("MessageInfo",),
-    "queue.context": ("Context",),
+    "queue.context": ("BlockingContext", "Context"),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "queue.pull": ("ClaimedMessage",),
+    "queue.tasks": ("QueueTask", "TaskHandle"),
     "queue.usage": ("UsageEstimate",),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),

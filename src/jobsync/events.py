@@ -24,15 +24,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from jobsync.errors import (
-    Invalid,
-    closest_name,
-    format_error,
-    safe_name,
-    safe_repr,
-    safe_str,
-    to_exc_info,
-)
+from jobsync.errors import Invalid, closest_name
+from jobsync.safe_text import format_error, safe_name, safe_repr, safe_str, to_exc_info
 from jobsync.user_functions import check_function, is_exit, is_for_task
 
 __all__ = [

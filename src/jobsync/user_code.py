@@ -17,7 +17,8 @@ from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jobsync.coordination.session import count_forks
-from jobsync.errors import Invalid, format_error, format_places
+from jobsync.errors import Invalid
+from jobsync.safe_text import format_error, format_places
 
 __all__ = [
     "SIGNAL_ERRORS",

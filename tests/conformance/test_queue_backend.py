@@ -29,6 +29,8 @@ from jobsync.queue.backend import (
 from jobsync.queue.single_message import ProgressReport, StoredResult
 
 ME, OTHER = "worker-1.a", "worker-2.b"
+TASKS = ["", "a", "b"]
+"""The tasks of a random walk's messages; some have none."""
 
 _WHOLE = "a page is understood or set aside as a whole, see tests/integration/queue/test_pages.py"
 _IDS = "no page knows the ids in others: they are unique because `Ids` makes them so"
@@ -162,16 +164,17 @@ async def test_a_message_arrives_as_it_was(backend: QueueBackend, before: int) -
         "deep": [1, -2.5, True, None, {"": []}],
         "e": "",
     }
-    special = NewMessage(id="x\\t", value=value, max_attempts=7, timeout=1.5, task="a\tb\\c")
+    special = NewMessage(id="x\\t", value=value, max_attempts=7, timeout=1.5, task="a'{b}\\c")
     await backend.push([*new_messages(*range(before)), special])
-    *others, message = await claim(backend, 100)
+    *others, message = await claim(backend, 100, tasks=["", "a'{b}\\c"])
     assert values(others) == [*range(before)]
     assert {(each.id, each.timeout) for each in others} == {
         (f"id-{n}", None) for n in range(before)
     }
     assert message.value == value
     assert (message.id, message.attempt, message.max_attempts) == ("x\\t", 1, 7)
-    assert (message.timeout, message.is_suspect) == (1.5, False)
+    assert (message.timeout, message.is_suspect, message.task) == (1.5, False, "a'{b}\\c")
+    assert {each.task for each in others} <= {""}
     assert message.enqueued == pytest.approx(Components.system().clock.wall().seconds, abs=60)
 
 
@@ -1197,7 +1200,10 @@ class Walk:
     async def push(self, backend: QueueBackend) -> None:
         count = self._rng.randint(1, 5)
         batch = [
-            NewMessage(id=f"m{next(self._fresh)}", value=n, max_attempts=3) for n in range(count)
+            NewMessage(
+                id=f"m{next(self._fresh)}", value=n, max_attempts=3, task=self._rng.choice(TASKS)
+            )
+            for n in range(count)
         ]
         await backend.push(batch)
         self.model.live |= {letter.id: None for letter in batch}
@@ -1206,7 +1212,11 @@ class Walk:
         suspects = self._rng.random() < 0.4
         session = self._rng.choice([ME, OTHER])
         limit = self._rng.randint(1, 6)
-        claimed = await backend.claim(limit, session=session, visibility=600, suspects=suspects)
+        tasks = self._rng.sample(TASKS, self._rng.randint(1, len(TASKS)))
+        claimed = await backend.claim(
+            limit, session=session, visibility=600, suspects=suspects, tasks=tasks
+        )
+        assert {each.task for each in claimed.messages} <= {*tasks}
         self.model.take(claimed, suspects=suspects)
 
     async def settle(self, backend: QueueBackend) -> None:
@@ -1271,7 +1281,9 @@ async def drain(backend: QueueBackend, model: Model) -> None:
         model.end(name, finished="completed")
     for suspects in (False, True):
         while True:
-            claimed = await backend.claim(50, session=ME, visibility=60, suspects=suspects)
+            claimed = await backend.claim(
+                50, session=ME, visibility=60, suspects=suspects, tasks=TASKS
+            )
             model.take(claimed, suspects=suspects)
             for message in claimed.messages:
                 assert await settle(backend, message.receipt)
@@ -1302,10 +1314,33 @@ async def test_only_messages_of_the_requested_tasks_are_claimed(
     assert values(await claim(backend, suspects=True, tasks=["a", ""])) == []
     assert values(await claim(backend, suspects=True, tasks=["b"])) == [4]
     location.advance(31)
-    assert values(await claim(backend, tasks=["", "a"])) == [5]
+    assert values(await claim(backend)) == [5]
+    assert values(await claim(backend, tasks=["", "a"])) == []
     assert values(await claim(backend, tasks=["b"])) == [3]
     location.advance(20)
-    assert values(await claim(backend)) == [6]
+    assert values(await claim(backend, tasks=["", "b"])) == [6]
+
+
+async def test_messages_of_several_tasks_are_claimed_in_order(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """With those without a task; first those that waited. All of them are counted and shown."""
+    for number, task in enumerate(["a", "", "b", "a", "", "c"]):
+        await backend.push(new_messages(number, task=task))
+    await backend.push(new_messages(6, task="b", delay=20))
+    assert await backend.count() == {"ready": 6, "waiting": 1}
+    shown = [*await backend.browse("ready"), *await backend.browse("waiting")]
+    assert [each.task for each in shown] == ["a", "", "b", "a", "", "c", "b"]
+    known = ["a", "b", "", "x"]
+    assert values(await claim(backend, 2, tasks=known)) == [0, 1]
+    location.advance(21)
+    later = [2, 3, 4, 6] if isinstance(location, PagesQueues) else [2, 6, 3, 4]
+    assert values(await claim(backend, 2, tasks=known)) == later[:2]
+    assert values(await claim(backend, tasks=known)) == later[2:]
+    assert values(await claim(backend, tasks=known)) == []
+    assert [each.task for each in await backend.browse("claimed")] == ["a", "", "b", "a", "", "b"]
+    assert await backend.purge(["ready", "waiting"]) == 1
+    assert await backend.count() == {"claimed": 6}
 
 
 @pytest.mark.parametrize("fate", ["retry", "lapse", "bury"])
@@ -1314,15 +1349,17 @@ async def test_a_message_keeps_its_task(
 ) -> None:
     """Whatever happens to it."""
     await backend.push(new_messages(1, task="a"))
-    message = await take(backend)
+    message = await take(backend, tasks=["a"])
+    assert message.task == "a"
     match fate:
         case "lapse":
             await backend.end_claims({ME})
         case _:
             await settle(backend, message.receipt, fate)  # type: ignore[arg-type]
             await backend.redrive()
-    assert await claim(backend, tasks=["b"], suspects=fate == "lapse") == []
-    assert values(await claim(backend, tasks=["a"], suspects=fate == "lapse")) == [1]
+    assert await claim(backend, tasks=["b", ""], suspects=fate == "lapse") == []
+    again = await take(backend, tasks=["a"], suspects=fate == "lapse")
+    assert (again.id, again.task) == (message.id, "a")
 
 
 async def test_large_messages_are_all_delivered(backend: QueueBackend) -> None:
@@ -1380,22 +1417,54 @@ async def test_each_message_of_a_claim_is_recorded_separately(
     assert await backend.count() == {}
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_completed_messages_are_listed_in_pages(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, limit: int
 ) -> None:
-    """By the time of their end, whichever claims they were in."""
-    await backend.push(new_messages(*range(12)))
-    claims = [await claim(backend, 4, visibility=1000) for _ in range(3)]
-    order = [claims[number % 3][number // 3] for number in range(12)]
-    for message in order:
-        assert await settle(backend, message.receipt)
-        location.advance(1)
+    """By the time of their end, whichever claims they were in, and however these end."""
+    dice = random.Random(limit)
+    waiting, held, order = 40, list[Message](), list[str]()
+    await backend.push(new_messages(*range(waiting)))
+    while waiting or held:
+        if waiting and dice.random() < 0.4:
+            claimed = await claim(backend, dice.choice((1, 2, 4)), visibility=1000)
+            waiting -= len(claimed)
+            held += claimed
+        elif held:
+            message = held.pop(dice.randrange(min(len(held), 6)))
+            move: Transition = dice.choice(("complete", "complete", "bury"))
+            assert await settle(backend, message.receipt, move)
+            order += [message.id] if move == "complete" else []
+            location.advance(1)
     found: list[str] = []
     after = ""
+    while page := await backend.browse("completed", after=after, limit=limit):
+        found += [each.id for each in page]
+        after = page[-1].cursor
+    assert found == order
+
+
+async def test_a_claim_that_is_closed_late_hides_no_completed_message(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """What was completed before it was closed is listed before, and what came later after it."""
+    await backend.push(new_messages(*range(5)))
+    early, buried = await claim(backend, 2, visibility=1000)
+    second, slow = await take(backend, 1), await take(backend, 1, visibility=1000)
+    for message in (early, second):
+        assert await settle(backend, message.receipt)
+        location.advance(1)
+    assert await settle(backend, buried.receipt, "bury")
+    location.advance(1)
+    quick = await take(backend, 1)
+    for message in (quick, slow):
+        location.advance(1)
+        assert await settle(backend, message.receipt)
+    found, after = list[str](), ""
     while page := await backend.browse("completed", after=after, limit=1):
         found.append(page[0].id)
         after = page[0].cursor
-    assert found == [message.id for message in order]
+    assert found == [each.id for each in (early, second, quick, slow)]
 
 
 async def test_a_paused_queue_delivers_nothing(

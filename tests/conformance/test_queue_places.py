@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from queue_locations import PostgresQueues, QueueLocation, SqliteQueues
 
@@ -68,10 +69,10 @@ async def settle(
     assert await backend.settle(batch) == [True] * len(messages)
 
 
-async def drain(backend: QueueBackend, limit: int = 1) -> list[Any]:
+async def drain(backend: QueueBackend, limit: int = 1, **options: Any) -> list[Any]:
     """Claim and complete until nothing is left; return the values in order."""
     found: list[Any] = []
-    while messages := await claim(backend, limit):
+    while messages := await claim(backend, limit, **options):
         found += values(messages)
         await settle(backend, messages)
     return found
@@ -86,16 +87,23 @@ ORDERED: dict[QueueOrder, list[int]] = {
 """Without an order by priority, messages that have one come last: another process pushed them."""
 
 
+MIXES = pytest.mark.parametrize("tasks", [("",), ("a", "", "b")], ids=["plain", "tasks"])
+"""The tasks of messages, in turns; they are in one order."""
+
+
+@MIXES
 @pytest.mark.parametrize("order", ORDERED)
 @pytest.mark.parametrize("limit", [1, 2, 4, 20])
 async def test_messages_are_claimed_in_the_order_of_the_queue(
-    location: QueueLocation, order: QueueOrder, limit: int
+    location: QueueLocation, order: QueueOrder, limit: int, tasks: Sequence[str]
 ) -> None:
     """However many are claimed at once, and none is left out."""
     backend = await location.open("emails", order=order)
-    await backend.push([new(n, priority=each) for n, each in enumerate(PRIORITIES)])
+    await backend.push(
+        [new(n, priority=each, task=tasks[n % len(tasks)]) for n, each in enumerate(PRIORITIES)]
+    )
     found = []
-    while messages := await claim(backend, limit):
+    while messages := await claim(backend, limit, tasks=tasks):
         found += values(messages)
     expected = ORDERED[order]
     if order != "priority":
@@ -105,23 +113,49 @@ async def test_messages_are_claimed_in_the_order_of_the_queue(
     assert found == expected
 
 
+@MIXES
 @pytest.mark.parametrize("move", RETURNS)
 @pytest.mark.parametrize(
     ("order", "expected"),
     [("fifo", [3, 2, 1, 0]), ("lifo", [3, 2, 1, 0]), ("priority", [3, 1, 2, 0])],
 )
 async def test_a_message_that_comes_back_stands_where_its_order_says(
-    location: QueueLocation, order: QueueOrder, expected: list[int], move: Transition
+    location: QueueLocation,
+    order: QueueOrder,
+    expected: list[int],
+    move: Transition,
+    tasks: Sequence[str],
 ) -> None:
     """By the end of its delay, or as new or as urgent as before."""
     backend = await location.open("emails", order=order)
     priorities = [-1, 0, 0, 7] if order == "priority" else [0] * 4
-    await backend.push([new(n, priority=each) for n, each in enumerate(priorities)])
-    messages = await claim(backend)
+    await backend.push(
+        [new(n, priority=each, task=tasks[n % len(tasks)]) for n, each in enumerate(priorities)]
+    )
+    messages = await claim(backend, tasks=tasks)
     for number, message in enumerate(sorted(messages, key=lambda each: each.id, reverse=True)):
         await settle(backend, [message], move, delay=number)
     location.advance(10)
-    assert await drain(backend) == expected
+    assert await drain(backend, tasks=tasks) == expected
+
+
+@pytest.mark.parametrize("limits", [QueueLimits(), QueueLimits(max_concurrency=1)], ids=str)
+async def test_a_group_has_messages_of_several_tasks(
+    location: QueueLocation, limits: QueueLimits
+) -> None:
+    """In one order: one of a task that nobody knows blocks those after it, spending no attempt."""
+    backend = await location.open("emails", limits=limits)
+    for number, task in enumerate(["a", "", "b", "a"]):
+        await push(backend, number, task=task, group="g")
+    await push(backend, 4, task="a", group="h", key="k", delay=60)
+    assert await drain(backend, tasks=["a", ""]) == [0, 1]
+    assert await backend.count() == {"completed": 2, "waiting": 2, "blocked": 1}
+    (found,) = [each for each in await backend.browse("waiting") if each.task == "b"]
+    assert (found.value, found.deliveries, found.group) == ({"n": 2}, 0, "g")
+    assert await drain(backend, tasks=["a", "b"]) == [2, 3]
+    await push(backend, 5, task="b", key="k", replace=True)
+    assert await drain(backend, tasks=["a", ""]) == []
+    assert await drain(backend, tasks=["b"]) == [5]
 
 
 async def test_one_message_of_a_group_is_in_work_at_a_time_and_in_order(
@@ -444,10 +478,28 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
     assert await drain(other) == [1]
-    pushed = await backend.push([new(2, key="k"), new(3, key="l")])
-    assert pushed == {"id-2": "id-1"}
+    repeated = msgspec.structs.replace(new(1, key="k"), id="id-2")
+    assert await backend.push([repeated, new(3, key="l")]) == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+
+
+async def test_other_content_is_not_a_push_repeated(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push in doubt has arrived and is finished: another message with its key is added."""
+
+    async def finds_out_nothing(*_: object) -> None:
+        return None
+
+    location.faults.lost_replies = 1
+    monkeypatch.setattr(PlacedPush, "_look_up", finds_out_nothing)
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(1, key="k")])
+    other = await location.open("emails")
+    assert await drain(other) == [1]
+    assert await backend.push([new(2, key="k")]) == {}
+    assert await drain(other) == [2]
 
 
 async def test_a_lost_reply_says_who_holds_the_keys(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_processes import QueueProcesses, check_messages
 from waiting import until
 
 from jobsync import Database, QueuePlugin
@@ -62,6 +63,31 @@ def start_old_worker(url: str, folder: Path) -> "subprocess.Popen[str]":
     )
 
 
+async def test_a_message_of_a_new_task_waits_for_a_worker_that_knows_it(
+    url: str, tmp_path: Path, full_scale: bool
+) -> None:
+    """Older workers run all the time, and spend no attempt on it; everything is done once."""
+    if not (full_scale or url.startswith("sqlite:")):
+        pytest.skip("at this scale one kind of database suffices")
+    count = 5_000 if full_scale else 120
+    async with QueueProcesses(url, tmp_path / "facts") as processes:
+        old = await processes.start(2, tasks=["send"])
+        producer = processes.add("push", messages=count, tasks=["send", "resize"])
+        await processes.reported("left", [producer])
+        waiting = await processes.read_messages("ready")
+        assert {each.task for each in waiting.values()} >= {"resize"}
+        await processes.start(1, tasks=["send", "resize"])
+        await processes.drained()
+        finished = await processes.read_messages("completed")
+        assert check_messages(processes, finished)["again"] == 0
+        resized = {name for name, each in finished.items() if each.task == "resize"}
+        begun = processes.facts("begun")
+        names = {worker.name for worker in old}
+        assert not [each for each in begun if each["id"] in resized and each.who in names]
+        assert {each["attempt"] for each in begun} == {1}
+        assert (len(finished), len(begun)) == (count, count)
+
+
 async def test_older_workers_leave_alone_what_they_do_not_understand(
     url: str, tmp_path: Path, full_scale: bool
 ) -> None:
@@ -78,6 +104,7 @@ async def test_older_workers_leave_alone_what_they_do_not_understand(
             for n in range(20):
                 kinds: list[Any] = [{}, {"priority": 5}, {"group": "a"}, {"key": f"key-{n}"}]
                 await queue.enqueue({"n": n}, **kinds[n % 4])
+                await queue.enqueue({"n": n}, task="new")
             by_old = [int(await asyncio.to_thread(lines.readline)) for _ in range(10)]
             assert sorted(by_old) == [n for n in range(20) if n % 4 in {0, 3}]
             assert await queue.count("blocked") == 4
@@ -88,6 +115,13 @@ async def test_older_workers_leave_alone_what_they_do_not_understand(
                 seen.append(message["n"])
 
             await until(lambda: len(seen) == 10, "the rest is handled")
+            done: list[int] = []
+
+            @queue.task(name="new")
+            async def run(n: int) -> None:
+                done.append(n)
+
+            await until(lambda: len(done) == 20, "the messages of a task are handled")
         finally:
             old.kill()
             old.wait()

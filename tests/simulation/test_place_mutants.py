@@ -1,4 +1,4 @@
-"""Mutants of groups, keys and orders: the simulated world must catch each."""
+"""Mutants of groups, keys, orders and limits: the simulated world must catch each."""
 
 import logging
 import sqlite3
@@ -137,9 +137,7 @@ def forgets_delays_of_the_blocked(patch: pytest.MonkeyPatch) -> None:
 
 def makes_heads_by_replacing(patch: pytest.MonkeyPatch) -> None:
     """A blocked message that is replaced is a head."""
-    replace(
-        patch, "replace", "CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END", "'waiting'"
-    )
+    replace(patch, "replace", "WHEN 'blocked' THEN 'blocked'", "WHEN 'blocked' THEN 'waiting'")
 
 
 def frees_keys_of_the_claimed(patch: pytest.MonkeyPatch) -> None:
@@ -257,6 +255,47 @@ def takes_the_oldest_first(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(SQL, "select_newest", SQL["select_ready"])
 
 
+def counts_claims_but_not_all_messages_in_them(patch: pytest.MonkeyPatch) -> None:
+    """A claim of several messages uses one place of the limit."""
+    replace(patch, "read_usage", "coalesce(sum(open), 0)", "count(*)")
+
+
+def counts_no_claims_of_others(patch: pytest.MonkeyPatch) -> None:
+    """Each claim may take as many as the limit allows in all."""
+    replace(patch, "read_usage", "AND open > 0", "AND open > 1000")
+
+
+def spends_no_tokens(patch: pytest.MonkeyPatch) -> None:
+    """What was claimed does not count for the rate."""
+    replace(patch, "use_tokens", "tokens = :tokens", "tokens = tokens")
+
+
+def fills_the_bucket_at_each_claim(patch: pytest.MonkeyPatch) -> None:
+    """After any claim the rate allows a burst again."""
+    replace(patch, "read_usage", "min(:burst, tokens + ", "max(:burst, tokens + ")
+
+
+def refills_from_the_first_claim_on(patch: pytest.MonkeyPatch) -> None:
+    """Time counts more than once for the rate."""
+    replace(patch, "use_tokens", "refilled = :mono", "refilled = refilled")
+
+
+def keeps_a_place_of_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """Claims that have ended count for the limit, so that it is used up."""
+    replace(patch, "read_usage", "coalesce(sum(open), 0)", "count(*)")
+    replace(patch, "read_usage", "AND open > 0", "")
+
+
+def keeps_one_head_of_a_group(patch: pytest.MonkeyPatch) -> None:
+    """A group goes on with one message at a time, once a head has ended."""
+
+    def settle(*arguments: Any) -> Any:
+        return was(*arguments[:-1], 1)
+
+    was: Any = sqlite_claims.settle_claim
+    patch.setattr(sqlite, "settle_claim", settle)
+
+
 KILLED: dict[Patch, tuple[Story, str]] = {
     keeps_a_group_blocked_by_the_dead: (place_stories.groups, "Q9"),
     keeps_a_group_blocked_by_the_cancelled: (place_stories.groups, "Q9"),
@@ -286,6 +325,13 @@ KILLED: dict[Patch, tuple[Story, str]] = {
     forgets_priorities_of_those_that_waited: (place_stories.priorities, "Q26"),
     takes_those_that_waited_first: (place_stories.priorities, "Q26"),
     takes_the_oldest_first: (place_stories.newest_first, "Q26"),
+    counts_claims_but_not_all_messages_in_them: (place_stories.limited, "Q28"),
+    counts_no_claims_of_others: (place_stories.limited, "Q28"),
+    keeps_a_place_of_the_dead: (place_stories.limited, "QL3"),
+    spends_no_tokens: (place_stories.rated, "Q28"),
+    fills_the_bucket_at_each_claim: (place_stories.rated, "Q28"),
+    refills_from_the_first_claim_on: (place_stories.rated, "Q28"),
+    keeps_one_head_of_a_group: (place_stories.groups_at_once, "Q9"),
 }
 """For each mutant a story that catches it, and the invariant that it violates."""
 

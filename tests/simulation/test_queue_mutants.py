@@ -266,7 +266,8 @@ def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
     """A worker waits for a suspect that it never started."""
 
     def drop(self: HandlerSlots, delivery: Delivery) -> None:
-        if delivery.task is not None and self._executor.is_async and not delivery.is_settling:
+        is_async = self._executor.find("").is_async
+        if delivery.task is not None and is_async and not delivery.is_settling:
             delivery.task.cancel()
         if delivery in self._ready:
             self._ready.remove(delivery)

@@ -21,6 +21,7 @@ from jobsync.core.clock import Mono
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.queue.sql import postgres as postgres_queue
+from jobsync.queue.sql import postgres_statements
 from jobsync.queue.sql.postgres import PostgresBackend
 from jobsync.testing import (
     Link,
@@ -118,22 +119,21 @@ def get_story(name: str) -> Story:
 
 def replace(patch: pytest.MonkeyPatch, statement: str, old: str, new: str = "") -> None:
     """Replace a part of a statement."""
-    text = postgres_queue._SQL[statement]
+    text = postgres_statements._SQL[statement]
     assert old in text
-    patch.setitem(postgres_queue._SQL, statement, text.replace(old, new))
+    patch.setitem(postgres_statements._SQL, statement, text.replace(old, new))
 
 
 def claims_of_a_paused_queue(patch: pytest.MonkeyPatch) -> None:
     """Delayed messages of a paused queue are claimed."""
     is_open = "NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)"
-    replace(patch, "claim", f"AND {is_open} {{late_filter}}\n  ORDER BY due", "ORDER BY due")
+    replace(patch, "claim_late", f"AND {is_open} {{late_filter}}\n  ORDER BY due", "ORDER BY due")
 
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
     """A delay is ignored."""
-    replace(
-        patch, "claim", "suspect = %(suspects)s AND due <=", "suspect = %(suspects)s AND due <> "
-    )
+    late, any_time = (f"suspect = %(suspects)s AND due {sign}" for sign in ("<=", "<> "))
+    replace(patch, "claim_late", late, any_time)
 
 
 def does_not_know_what_is_due(patch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def never_scans_again(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: PostgresBackend, *arguments: Any) -> None:
         was(self, *arguments)
-        self._scans[None].last_full = Mono(float("inf"))
+        self._scans[(), True].last_full = Mono(float("inf"))
 
     def schedule(self: PostgresBackend, scan: postgres_queue._ScanState, start: Mono) -> None:
         del self, start

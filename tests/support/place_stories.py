@@ -1,8 +1,8 @@
 """Stories of a queue on a database whose messages have priorities, groups and keys.
 
 `jobsync.testing` checks every commit: a group is never overtaken and never without a head (Q9), a
-key has one holder (Q27), and claims take messages in the order of the queue (Q26). Each story uses
-its groups and keys again when they are free.
+key has one holder (Q27), claims take messages in the order of the queue (Q26), and never more than
+its limits allow (Q28). Each story uses its groups and keys again when they are free.
 """
 
 import asyncio
@@ -30,13 +30,16 @@ __all__ = [
     "STORIES",
     "STORMS",
     "groups",
+    "groups_at_once",
     "groups_in_bad_weather",
     "groups_of_poison",
     "keys",
     "keys_for_a_time",
+    "limited",
     "newest_first",
     "priorities",
     "purged",
+    "rated",
     "replaced",
     "stormy_places",
     "stormy_places_with_suspends",
@@ -45,6 +48,16 @@ __all__ = [
 _BAD = Weather(lost=0.2, refused=0.2, unanswered=0.2, undecided=0.1)
 _GROUPS = 4
 _BACKLOG = 10
+_LIMITS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"max_concurrency": 3},
+    {"group_concurrency": 2},
+    {},
+    {"rate_limit": "30/minute", "rate_burst": 5},
+    {"max_concurrency": 5, "group_concurrency": 3, "rate_limit": "1/second"},
+)
+"""The limits of stormy queues, by seed."""
 
 
 def get_queue(fleet: QueueFleet, name: str) -> RecordingQueue:
@@ -299,6 +312,42 @@ async def newest_first(world: World) -> None:
     await run_ordered(world, fleet, group=(None, None, "customer"))
 
 
+async def limited(world: World) -> None:
+    """A few at a time in all processes together, also while those that hold claims die."""
+    fleet = start_fleet(world, max_concurrency=3, concurrency=5, visibility_timeout=10.0)
+    await run_limited(world, fleet)
+
+
+async def rated(world: World) -> None:
+    """So many in a time in all processes together, whoever dies and starts again."""
+    fleet = start_fleet(world, rate_limit="2/second", rate_burst=4, visibility_timeout=10.0)
+    await run_limited(world, fleet)
+
+
+async def groups_at_once(world: World) -> None:
+    """Two messages of a group at a time: both heads fail, wait and lose their workers."""
+    fleet = start_fleet(world, group_concurrency=2, concurrency=5, visibility_timeout=10.0)
+    await run_limited(world, fleet)
+
+
+async def run_limited(world: World, fleet: QueueFleet) -> None:
+    """Push messages of a few groups while workers are killed, replies are lost and clocks stop."""
+    kinds = ("quick", "quick", "fail", "snooze", "nack")
+    for number in range(2):
+        for name in ("producer", "other producer"):
+            fleet.add_producer(name, lambda: draw_groups(fleet, 10, kinds))
+        await asyncio.sleep(world.dice.uniform(2, 6))
+        if number:
+            for name in "abc":
+                for link in world.nodes[name].links:
+                    link.weather = Weather(lost=0.1, unanswered=0.1, doubled=0.1)
+        await strikes.kill([world.nodes[name] for name in "abc"], world.dice.uniform(0, 5))
+        await asyncio.sleep(MINUTE)
+        mend(world)
+        await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+
+
 def draw_places(fleet: QueueFleet, end: float) -> Iterator[Batch]:
     """Yield batches with groups, keys and priorities until this time, and purges and redrives."""
     world = fleet.world
@@ -355,8 +404,9 @@ async def run_stormy_places(
 ) -> None:
     """Run a stormy hour with groups and keys, in one order or another."""
     order = ("fifo", "priority", "lifo", "fifo", "priority")[abs(world.seed) % 5]
+    limits = _LIMITS[abs(world.seed) % len(_LIMITS)]
     await run_stormy_hours(
-        world, (*kinds,), trusts_clocks=trusts_clocks, draw=draw_places, order=order
+        world, (*kinds,), trusts_clocks=trusts_clocks, draw=draw_places, order=order, **limits
     )
 
 
@@ -380,5 +430,8 @@ STORIES: tuple[Story, ...] = (
     replaced,
     priorities,
     newest_first,
+    limited,
+    rated,
+    groups_at_once,
 )
 STORMS = (stormy_places, stormy_places_with_suspends)

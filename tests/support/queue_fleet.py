@@ -36,6 +36,7 @@ from jobsync.testing import (
     RowStore,
     check_answers,
     check_drained,
+    check_limits,
     check_messages,
     check_places,
 )
@@ -378,7 +379,13 @@ _SETTLED_BY: Mapping[str, Sequence[str]] = {
 """The settlements that each event reports."""
 _USER_CODE = ("jobsync listener", "stubborn")
 """The names of user code besides handlers, which are named by their plugins."""
-_PRODUCER_OPTIONS = {"heartbeat_interval", "worker_timeout", "skip_cold_start", "order"}
+_PRODUCER_OPTIONS = {
+    "heartbeat_interval",
+    "worker_timeout",
+    "skip_cold_start",
+    "order",
+    "group_concurrency",
+}
 
 
 class Batch:
@@ -494,7 +501,7 @@ class QueueFleet:
         """How often each message was reported by each event."""
         self._handlers: dict[tuple[str, int], QueueProcess] = {}
         """The process whose handler got each delivery."""
-        world.expect(check_messages, check_answers, check_places)
+        world.expect(check_messages, check_answers, check_places, check_limits)
         world.watch(self._watch)
 
     def find_orphan_bound(self, after_death: float) -> float:

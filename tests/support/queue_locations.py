@@ -214,12 +214,13 @@ class SqliteQueues:
                 f"{name} = {name} - :seconds" for name in ("claimed", "due", "closed", "finished")
             )
             connection.execute(f"UPDATE jobsync_claim SET {times}", {"seconds": seconds})
+            # Not by SQLite's functions of JSON, which keep only 15 digits.
+            connection.create_function("subtract", 2, _subtract)
             for name in ("dues", "times"):
                 connection.execute(
-                    f"UPDATE jobsync_claim SET {name} ="
-                    f" (SELECT json_group_array(value - :seconds) FROM json_each({name}))"
+                    f"UPDATE jobsync_claim SET {name} = subtract({name}, ?)"
                     f" WHERE {name} IS NOT NULL",
-                    {"seconds": seconds},
+                    [seconds],
                 )
 
     def damage(self, id: str, text: str) -> None:
@@ -240,6 +241,12 @@ class SqliteQueues:
         """Run a statement behind the library's back; `{}` is the schema."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             return connection.execute(statement.replace("{}.", "main."), parameters).fetchall()
+
+
+def _subtract(times: str, seconds: float) -> str:
+    """Return a JSON array of times, each so many seconds earlier."""
+    found = msgspec.json.decode(times, type=list[float | None])
+    return msgspec.json.encode([t and t - seconds for t in found]).decode()
 
 
 def _overwrite_claimed(connection: sqlite3.Connection, id: str, name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from worker_protocol import FactWriter, WorkerOptions, read_options
 
 from jobsync import Context, Database, Document, Event, OutcomeUnknown, QueuePlugin, Unavailable
+from jobsync.database.resource import EnqueueOptions
 
 __all__ = ["Mode", "QueueOptions"]
 
@@ -32,6 +33,8 @@ class QueueOptions(WorkerOptions, frozen=True, kw_only=True):
     """How many to push."""
     groups: int = 0
     """Into how many groups of its own a producer pushes; 0 for none."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that a worker knows, or whose messages a producer pushes; none for plain ones."""
     flaky: int = 0
     """Every so many-th message fails at its first attempt; 0 for none."""
     seconds: float = 0.0
@@ -64,8 +67,11 @@ class QueueWorker:
     async def _connect(self, stack: AsyncExitStack) -> QueuePlugin:
         """Connect; retry when the store does not answer, as a process manager would."""
         while True:
-            handler = self._handle if self._options.mode == "handle" else None
+            is_plain = self._options.mode == "handle" and not self._options.tasks
+            handler = self._handle if is_plain else None
             queue = QueuePlugin(resource="tasks", on_message=handler, **self._options.settings)
+            for task in self._options.tasks if self._options.mode == "handle" else ():
+                queue.task(name=task)(self._run_task)
             for name in EVENTS:
                 queue.on(f"plg:queue:{name}", self._report_event)
             try:
@@ -86,10 +92,12 @@ class QueueWorker:
         while left and not self._stopping.is_set():
             batch, size = left[:size], size % 20 + 1
             data = [self._build(n) for n in batch]
+            tasks = self._options.tasks
+            options: EnqueueOptions = {"task": tasks[size % len(tasks)]} if tasks else {}
+            if self._options.groups:
+                options["group"] = self._find_group
             try:
-                ids = await queue.enqueue_many(
-                    data, group=self._find_group if self._options.groups else None
-                )
+                ids = await queue.enqueue_many(data, **options)
             except Unavailable:
                 await asyncio.sleep(0.1)
                 continue
@@ -109,9 +117,12 @@ class QueueWorker:
         return f"{self._options.name}-{message['n'] % self._options.groups}"
 
     async def _handle(self, message: Document, context: Context) -> None:
+        await self._run_task(context, message.n, message.by, message.kind)
+
+    async def _run_task(self, context: Context, n: int, by: str, kind: str) -> None:
         delivery = {"id": context.id, "epoch": context.epoch, "attempt": context.attempt}
-        self._report("begun", kind=message.kind, n=message.n, by=message.by, **delivery)
-        match message.kind:
+        self._report("begun", kind=kind, n=n, by=by, **delivery)
+        match kind:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "raise":

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
 from jobsync.cli.health import HealthReport, HealthState
-from jobsync.errors import Misconfigured, format_error
+from jobsync.errors import Misconfigured
+from jobsync.safe_text import format_error
 
 __all__ = ["MAX_CONNECTIONS", "serve_probes"]
 

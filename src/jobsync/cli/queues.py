@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 import msgspec
@@ -278,6 +278,11 @@ def run_now(url: str | None, queue: str, message_id: str, *, as_json: bool) -> N
     help="Key of the message: nothing is pushed while another message holds it, and the id of that "
     "message is printed.",
 )
+@option(
+    "--task",
+    envvar="JOBSYNC_TASK",
+    help="Name of the task that handles the messages, which are its arguments by name.",
+)
 @url_option
 @json_option
 def enqueue(
@@ -289,6 +294,7 @@ def enqueue(
     priority: int | None,
     group: str | None,
     key: str | None,
+    task: str | None,
     url: str | None,
     *,
     as_json: bool,
@@ -307,15 +313,10 @@ def enqueue(
     messages = list(_read_lines() if data is None else _parse(data, "DATA"))
 
     async def push(database: Database) -> list[str]:
-        options: EnqueueOptions = {
-            "delay": delay,
-            "timeout": timeout,
-            "max_attempts": max_attempts,
-            **({} if priority is None else {"priority": priority}),
-            **({} if group is None else {"group": group}),
-            **({} if key is None else {"key": key}),
-        }
-        return await enqueue_messages(database, queue, messages, **options)
+        options = {"delay": delay, "timeout": timeout, "max_attempts": max_attempts}
+        others = {"priority": priority, "group": group, "key": key, "task": task}
+        given = options | {name: value for name, value in others.items() if value is not None}
+        return await enqueue_messages(database, queue, messages, **cast("EnqueueOptions", given))
 
     ids = run_on_database(url, push)
     shown = ids[:_SHOWN] if sys.stdout.isatty() and not as_json else ids

@@ -91,6 +91,7 @@ def _describe_message(status: MessageStatus) -> list[tuple[str, str]]:
         attempts += f", in {message.deliveries} deliveries"
     facts = [
         ("queue", status.queue.name),
+        *([("task", message.task)] if message.task else []),
         ("state", message.state),
         ("pushed", format_time(message.enqueued)),
         ("attempts", attempts),

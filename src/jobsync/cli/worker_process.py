@@ -31,9 +31,10 @@ from jobsync.cli.options import FAILED
 from jobsync.cli.process_supervisor import SupervisorLink
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
-from jobsync.errors import Invalid, closest_name, format_error, safe_repr, safe_str
+from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
 from jobsync.queue.plugin import QueuePlugin
+from jobsync.safe_text import format_error, safe_repr, safe_str
 
 __all__ = ["WorkerProcess", "choose_work", "create_database", "load_target", "start_logging"]
 

@@ -36,9 +36,9 @@ from jobsync.errors import (
     NotFound,
     OutcomeUnknown,
     Unavailable,
-    format_error,
 )
 from jobsync.events import HandlerFailed
+from jobsync.safe_text import format_error
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.user_functions import is_for_task
 

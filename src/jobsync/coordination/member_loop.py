@@ -18,7 +18,8 @@ from jobsync.coordination.session import SESSIONS, Session, SessionOwner, Sessio
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.coordination.succession import REQUESTS
 from jobsync.core.clock import Mono
-from jobsync.errors import Corrupt, NewerFormat, format_error
+from jobsync.errors import Corrupt, NewerFormat
+from jobsync.safe_text import format_error
 from jobsync.stores.contract import Record
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore

@@ -38,13 +38,14 @@ from jobsync.database.registry import Registry, ResourceRegistry, check_text_nam
 from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, JobsyncError, Misconfigured, format_error
+from jobsync.errors import Invalid, JobsyncError, Misconfigured
 from jobsync.events import EventEmitter
+from jobsync.safe_text import format_error
 from jobsync.stores.contract import Store
 
 __all__ = ["Database"]
 
-P = TypeVar("P", bound=Plugin)
+PluginT = TypeVar("PluginT", bound=Plugin)
 
 _left_to_parent: list[Connection] = []
 """Connections of a parent process. They are kept, because their ends would disturb it."""
@@ -63,8 +64,7 @@ class Database(EventEmitter, IndexCalls):
         connection: another name for `url`; or an open store, which `disconnect` leaves open.
         plugins: added as by `use_plugin`.
         components: time, randomness and events; this machine's by default.
-        work: whether plugins work here; otherwise they are only declared, and there is no
-            session. `jobsync work` runs them in any case.
+        work: whether plugins work here, or are only declared. `jobsync work` runs them anyway.
 
     Attributes:
         resources: by name, as `db.resources.sessions` and `db.resources["sessions"]`.
@@ -326,7 +326,7 @@ class Database(EventEmitter, IndexCalls):
                 self._backfill.start(name)
             raise
 
-    async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
+    async def use_plugin(self, plugin: PluginT, alias: str | None = None) -> PluginT:
         """Add a plugin. It starts with `connect`, or at once if already connected.
 
         Args:

@@ -15,7 +15,8 @@ from jobsync.core.codec import Json
 from jobsync.core.filters import Path
 from jobsync.database.archive import ARCHIVING
 from jobsync.database.index_entries import ENTRIES
-from jobsync.errors import Corrupt, Invalid, closest_name, safe_repr
+from jobsync.errors import Corrupt, Invalid, closest_name
+from jobsync.safe_text import safe_repr
 from jobsync.stores.contract import Record
 
 __all__ = [

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from jobsync.core.arguments import check_choice
-from jobsync.errors import Invalid, format_error, safe_name
+from jobsync.errors import Invalid
 from jobsync.events import EventEmitter, Events, HandlerFailed
+from jobsync.safe_text import format_error, safe_name
 from jobsync.user_functions import check_function, is_for_task
 
 __all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb", "parse_hooks"]

@@ -8,9 +8,9 @@ database's.
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobsync.coordination.runner import find_caller
 from jobsync.database.definition import Definition, Rule
@@ -63,6 +63,8 @@ class Plugin(EventEmitter):
     """
 
     slug: ClassVar[str]
+    runs_jobs: ClassVar[bool] = False
+    """Whether it is a scheduler, which runs the jobs of other plugins."""
 
     is_passive: ClassVar[bool] = False
     """Whether it does nothing by itself: it starts also where no plugin works."""
@@ -183,6 +185,19 @@ class Plugin(EventEmitter):
         It counts for queues of the same database without a `completed_ttl` of their own.
         """
         return None
+
+    @property
+    def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
+        """The jobs that a scheduler of the same database runs for it, by name, with options."""
+        return {}
+
+    def list_started(self) -> "list[Plugin]":
+        """Return the plugins of the same database that run."""
+        plugins = self.database.plugins
+        return [plugins[name] for name in plugins if plugins[name].is_running]
+
+    async def adopt_jobs(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Run jobs of another plugin at times, if this is a scheduler."""
 
     def prepare_stop(self) -> None:
         """Start no new work: `stop` follows, after that of plugins that were added later."""

@@ -7,7 +7,8 @@ from jobsync.database.definition import Definition, Rule
 from jobsync.database.plugin import STOP_TIME, Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import Work
-from jobsync.errors import Invalid, format_error, safe_str
+from jobsync.errors import Invalid
+from jobsync.safe_text import format_error, safe_str
 from jobsync.user_functions import is_exit
 
 if TYPE_CHECKING:

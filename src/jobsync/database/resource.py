@@ -51,6 +51,7 @@ class EnqueueOptions(TypedDict, total=False):
     key: str | Callable[[Mapping[str, Json]], str] | None
     key_ttl: float | timedelta | None
     replace: bool
+    task: str
     connection: object
 
 
@@ -269,6 +270,9 @@ class Resource(ReadableResource):
                 whatever becomes of it; by default it does as long as it is pending.
             replace: whether it replaces the message that holds the key, with a new delay. One that
                 a worker has claimed stays, and the new message holds the key from now on.
+            task: the name of the task that handles it; `data` has the arguments by name, as JSON,
+                and the schema does not count. Other options are the task's by default, if this
+                process knows it.
             connection: your psycopg, sqlite3 or SQLAlchemy connection to the same database:
                 the message exists once your transaction commits, and only then.
 

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 from jobsync.components import Components
 from jobsync.coordination.runner import find_caller
 from jobsync.core.retry import ExponentialBackoff
-from jobsync.errors import Invalid, Unavailable, format_error, safe_str
+from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event
+from jobsync.safe_text import format_error, safe_str
 
 __all__ = ["DatabaseFailed", "LifecycleLock", "Supervisor", "Work", "WorkPostponed"]
 

@@ -20,7 +20,8 @@ from jobsync.core.schema import (
     find_strays,
 )
 from jobsync.database.document import CREATED, LIBRARY_FIELDS, UPDATED
-from jobsync.errors import Invalid, InvalidRecord, Problem, safe_repr
+from jobsync.errors import Invalid, InvalidRecord, Problem
+from jobsync.safe_text import safe_repr
 
 __all__ = ["FastValidator", "Validator", "merge"]
 

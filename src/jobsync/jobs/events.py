@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
-from jobsync.errors import format_error, safe_name
 from jobsync.events import Event, Events, HandlerFailed
+from jobsync.safe_text import format_error, safe_name
 
 __all__ = [
     "AuditRefused",

@@ -18,14 +18,7 @@ from jobsync.core.assignment import Plan, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin, resolve
-from jobsync.errors import (
-    Conflict,
-    Corrupt,
-    Misconfigured,
-    OutcomeUnknown,
-    Unavailable,
-    format_error,
-)
+from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.events import (
     NodeFailed,
@@ -42,6 +35,7 @@ from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.pins import PinStore
 from jobsync.jobs.rebalancer import Rebalancer, fetch_plan
 from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage
+from jobsync.safe_text import format_error
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import read_each
 

@@ -222,7 +222,8 @@ class QueueBackend(MessageOperations):
             session: the session to claim for; its death ends the claims.
             visibility: seconds until the claims lapse unless extended.
             suspects: claim only suspects; otherwise only messages that are not suspects.
-            tasks: claim only messages of these tasks; None for all.
+            tasks: claim only messages of these tasks; `""` stands for messages without a task.
+                None for these alone.
             at_most: the most that are claimed where more than `limit` cost nothing.
 
         Raises:

@@ -146,6 +146,7 @@ class ClaimHolder(ABC):
             session=session,
             visibility=self._visibility,
             suspects=suspects,
+            tasks=self._find_tasks(),
             at_most=at_most,
         )
         self._unanswered_since = None
@@ -162,6 +163,15 @@ class ClaimHolder(ABC):
             if ended:
                 claimed = self._note_ended(claimed)
         return ClaimedBatch(claimed, deliveries)
+
+    def _find_tasks(self) -> frozenset[str] | None:
+        """Return the tasks whose messages are claimed; None for messages without one."""
+        return None
+
+    def _find_retries(self, message: Message) -> Retries:
+        """Return the pauses after failures of a message."""
+        del message
+        return self._retries
 
     def _note_ended(self, claimed: ClaimResult) -> ClaimResult:
         """Return the result of a claim after which lapsed claims were ended."""
@@ -215,7 +225,7 @@ class ClaimHolder(ABC):
             return _decide(message, verdict, _DEFAULT_RETRIES, 0.0)
         draw = self._randomness.uniform(0, 1)
         try:
-            return _decide(message, verdict, self._retries, draw)
+            return _decide(message, verdict, self._find_retries(message), draw)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's backoff may raise anything

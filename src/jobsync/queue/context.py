@@ -13,8 +13,9 @@ from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, HandlerVerdict
-from jobsync.errors import MessageClaimLost, safe_str
+from jobsync.errors import MessageClaimLost
 from jobsync.queue.backend import Message
+from jobsync.safe_text import safe_str
 from jobsync.user_code import end_forked_child
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from jobsync.core.arguments import LONGEST_DELAY, check_seconds
 from jobsync.core.codec import Json
@@ -24,7 +24,10 @@ from jobsync.queue.placing import PLACING_OPTIONS, place_messages
 from jobsync.queue.settings import QueueSettings
 from jobsync.settings import Sources, resolve
 
-__all__ = ["build_messages", "enqueue_messages"]
+__all__ = ["build_messages", "check_task_name", "enqueue_messages"]
+
+_LONGEST_TASK = 200
+"""The most bytes of a task's name."""
 
 
 def build_messages(
@@ -35,6 +38,8 @@ def build_messages(
     max_attempts: int,
 ) -> list[NewMessage]:
     """Return messages with these ids, which are tried so often unless an option says otherwise.
+
+    Messages of a task have the arguments of its function, whatever the resource's schema says.
 
     Raises:
         InvalidRecord: some data violates the resource's schema; lists every field.
@@ -48,13 +53,47 @@ def build_messages(
     attempts = options.get("max_attempts")
     attempts = max_attempts if attempts is None else attempts
     check_max_attempts(attempts)
+    task = options.get("task", "")
+    values: Sequence[Json] = resource.validate(data, ids) if task == "" else _copy(task, data)
     new_messages = [
-        NewMessage(id=name, value=value, delay=delay, at=at, timeout=timeout, max_attempts=attempts)
-        for name, value in zip(ids, resource.validate(data, ids), strict=True)
+        NewMessage(
+            id=name,
+            value=value,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+            max_attempts=attempts,
+            task=task,
+        )
+        for name, value in zip(ids, values, strict=True)
     ]
     if options.keys() & PLACING_OPTIONS:
         return place_messages(new_messages, options)
     return new_messages
+
+
+def _copy(task: object, data: Sequence[Any]) -> list[dict[str, Json]]:
+    """Return the arguments of a task's messages."""
+    check_task_name("task", task)
+    for each in data:
+        if not isinstance(each, Mapping):
+            problem = "must be a dict with the arguments by name"
+            raise Invalid("data", each, problem, 'write {"to": "user@example.com"}')
+    return [dict(each) for each in data]
+
+
+def check_task_name(field: str, name: object) -> None:
+    """Check the name of a task.
+
+    Raises:
+        Invalid: it is not a short text of printable characters.
+    """
+    if not isinstance(name, str) or not name or not name.isprintable():
+        fix = "pass a text such as emails.send"
+        raise Invalid(field, name, "must be a text of printable characters", fix)
+    if len(name.encode()) > _LONGEST_TASK:
+        problem = f"must be {_LONGEST_TASK} bytes or less"
+        raise Invalid(field, name, problem, "pass a shorter name: @queue.task(name=...)")
 
 
 async def enqueue_messages(

@@ -1,4 +1,7 @@
-"""Runs handlers: coroutine functions on the event loop, plain functions on threads.
+"""Runs the handlers of a queue: coroutine functions on the event loop, plain functions on threads.
+
+A message without a task goes to the queue's handler of messages, others to the function of their
+task.
 
 However a handler ends becomes a verdict: a value or an error never passes as an exception from a
 thread to the event loop. What a handler returns is awaited if it is awaitable, so a plain function
@@ -19,8 +22,10 @@ from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
+from jobsync.core.retry import Retries
 from jobsync.database.document import Document
 from jobsync.errors import Invalid
+from jobsync.queue import task_arguments
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
 from jobsync.user_code import (
@@ -42,6 +47,7 @@ __all__ = [
     "Executor",
     "Handler",
     "HandlerOutcome",
+    "MessageHandler",
     "build_late_verdict",
 ]
 
@@ -55,7 +61,7 @@ _UNFINISHED = "the handler has returned before its context.transaction() has end
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
 _KIND = "a handler"
-_OWN_FILES = {__file__}
+_OWN_FILES = {__file__, task_arguments.__file__}
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 3600.0
 
@@ -80,35 +86,83 @@ class _FunctionEnd(NamedTuple):
     """Whether it knew before that nothing counts any more."""
 
 
-class Executor:
-    """Runs one handler, for many messages at once.
+class MessageHandler:
+    """A function of the user's that handles messages: all without a task, or those of one task.
 
     Args:
-        handler: the user's function.
-        threads: how many calls of a plain function run at once.
+        function: the user's function.
+        signature: what it takes, if it is a task's; otherwise it takes the message.
+        retries: the pauses after its failures; the queue's by default.
+
+    Attributes:
+        call: takes the message, or the arguments as they are stored, and the context if it takes
+            one.
+        is_async: whether it is a coroutine function.
+        takes_context: whether it has a parameter for its context.
+
+    Raises:
+        Invalid: it cannot be called with a message, or is a generator.
+    """
+
+    def __init__(
+        self,
+        function: Handler,
+        signature: task_arguments.TaskSignature | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        self.signature = signature
+        self.retries = retries
+        self.is_async = is_coroutine_function(function)
+        self.call = function if signature is None else signature.call
+        self.takes_context = (
+            _takes_context(function) if signature is None else signature.takes_context
+        )
+        check_no_generator("on_message" if signature is None else "function", function)
+
+    def build_arguments(self, delivery: Delivery, context: object) -> tuple[Any, ...]:
+        """Return what `call` takes."""
+        data = delivery.document if self.signature is None else delivery.message.value
+        return (data, context) if self.takes_context else (data,)
+
+
+class Executor:
+    """Runs the handlers of a queue, for many messages at once.
+
+    Args:
+        threads: how many calls of plain functions run at once.
         auto_acknowledge: whether returning acknowledges the message.
 
     Attributes:
-        is_async: whether the handler is a coroutine function.
-        takes_context: whether the handler has a parameter for its context.
         functions: the plain functions that run, even if nobody waits for them any more.
         thread_count: how many calls of a plain function run at once.
-
-    Raises:
-        Invalid: the handler cannot be called with a message, or is a generator.
     """
 
-    def __init__(self, handler: Handler, threads: int, *, auto_acknowledge: bool) -> None:
-        self.is_async = is_coroutine_function(handler)
-        self._handler = handler
-        self.takes_context = _takes_context(handler)
-        check_no_generator("on_message", handler)
+    def __init__(self, threads: int, *, auto_acknowledge: bool) -> None:
+        self._handlers: dict[str, MessageHandler] = {}
+        """By task; that of messages without a task as the empty one."""
         self._auto_acknowledge = auto_acknowledge
         self.thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
         self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
         self._unwanted: set[Delivery] = set()
         """Those of the functions whose results nobody waits for."""
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """The tasks whose messages can be handled; the empty one stands for messages without."""
+        return frozenset(self._handlers)
+
+    def add(self, task: str, handler: MessageHandler) -> None:
+        """Handle the messages of a task, or with an empty name those without one."""
+        self._handlers[task] = handler
+
+    def find(self, task: str) -> MessageHandler:
+        """Return the handler of a task's messages.
+
+        Only the messages of known tasks are claimed. If somebody has changed one since, its handler
+        fails.
+        """
+        return self._handlers.get(task) or MessageHandler(partial(_fail_unknown, task))
 
     def close(self) -> None:
         """Release idle threads; the next message starts new ones."""
@@ -122,12 +176,12 @@ class Executor:
         Raises:
             CancelledError: the handler was cancelled, or raised this by itself.
         """
-        if not self.is_async:
-            return await self._run_function(delivery)
-        document, context, forks = delivery.document, delivery.context, count_forks()
-        arguments = (document, context) if self.takes_context else (document,)
+        handler = self.find(delivery.message.task)
+        if not handler.is_async:
+            return await self._run_function(handler, delivery)
+        arguments, forks = handler.build_arguments(delivery, delivery.context), count_forks()
         try:
-            result = await run_in_own_context(self._handler, *arguments)
+            result = await run_in_own_context(handler.call, *arguments)
         except SIGNAL_ERRORS:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
@@ -145,9 +199,9 @@ class Executor:
         ):
             # By far the most frequent end.
             return _COMPLETED
-        return await self._finish(result, delivery)
+        return await self._finish(handler, result, delivery)
 
-    async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
+    async def _run_function(self, handler: MessageHandler, delivery: Delivery) -> HandlerOutcome:
         loop = asyncio.get_running_loop()
         context = None if delivery.context is None else BlockingContext(delivery.context, loop)
         if self._threads is None:
@@ -155,7 +209,7 @@ class Executor:
         # The functions that it calls can find out that a handler calls them.
         within = copy_context().run
         running = loop.run_in_executor(
-            self._threads, within, _call_function, self._handler, delivery.document, context
+            self._threads, within, _call_function, handler, delivery, context
         )
         self.functions[delivery] = running
         running.add_done_callback(partial(self._on_end, delivery))
@@ -175,7 +229,7 @@ class Executor:
         if error is not None:
             return HandlerOutcome(Failed(describe_error(error, _OWN_FILES), error))
         delivery.is_on_loop = True
-        return await self._finish(result, delivery)
+        return await self._finish(handler, result, delivery)
 
     def _on_end(self, delivery: Delivery, running: "asyncio.Future[_FunctionEnd]") -> None:
         """Forget a plain function that has ended."""
@@ -185,7 +239,9 @@ class Executor:
             if not running.cancelled():
                 discard(running.result().result)
 
-    async def _finish(self, result: Any, delivery: Delivery) -> HandlerOutcome:
+    async def _finish(
+        self, handler: MessageHandler, result: Any, delivery: Delivery
+    ) -> HandlerOutcome:
         """Await what a handler has returned, if necessary, and judge it."""
         try:
             result = await await_result(result)
@@ -199,9 +255,11 @@ class Executor:
         if late is None and delivery.transaction is not None:
             await delivery.transaction.abandon()
             return HandlerOutcome(Failed(_UNFINISHED))
-        return HandlerOutcome(late or self._judge(result, delivery.context))
+        return HandlerOutcome(late or self._judge(handler, result, delivery.context))
 
-    def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
+    def _judge(
+        self, handler: MessageHandler, result: Any, context: Context | None
+    ) -> HandlerVerdict:
         if isinstance(result, (Snooze, Cancel)):
             return result
         if generator := name_generator(result):
@@ -209,15 +267,21 @@ class Executor:
         is_settled = context is not None and context.is_settled
         if not (self._auto_acknowledge or is_settled):
             return Failed(_UNSETTLED)
-        return Completed(result)
+        if result is None or handler.signature is None:
+            return Completed(result)
+        return Completed(handler.signature.encode_result(result))
+
+
+def _fail_unknown(task: str, _: Document) -> None:
+    raise Invalid("task", task, "is not known to this worker", "deploy the code that has it")
 
 
 def _call_function(
-    handler: Handler, document: Document, context: BlockingContext | None
+    handler: MessageHandler, delivery: Delivery, context: BlockingContext | None
 ) -> _FunctionEnd:
     """Call a plain function on a thread."""
-    arguments = (document,) if context is None else (document, context)
-    result, error = call_function(handler, *arguments, kind=_KIND)
+    arguments = handler.build_arguments(delivery, context)
+    result, error = call_function(handler.call, *arguments, kind=_KIND)
     return _FunctionEnd(result, error, context is not None and context.has_shown_loss)
 
 

@@ -242,14 +242,15 @@ class HandlerSlots:
 
     def _prepare(self, delivery: Delivery, started: Mono) -> None:
         """Start a handler's time."""
-        message, executor, timeout = delivery.message, self._executor, delivery.message.timeout
+        message, timeout = delivery.message, delivery.message.timeout
+        handler = self._executor.find(message.task)
         delivery.timeout = self._timeout if timeout is None else timeout
         delivery.started = started
         self.running[delivery] = None
-        delivery.is_on_loop = executor.is_async
+        delivery.is_on_loop = handler.is_async
         if delivery.timeout is not None:
             self.deadlines.add(delivery, started + delivery.timeout)
-        if executor.takes_context:
+        if handler.takes_context:
             delivery.context = Context(
                 message, self._worker_id, self._clock, delivery.timeout, self._owner
             )

@@ -333,11 +333,14 @@ class Prefetch:
 
 
 def _build_document(message: Message) -> Document:
-    receipt = message.receipt
+    receipt, value = message.receipt, message.value
+    if message.task and type(value) is dict:
+        # It has the arguments of a task, one of which may be called `id`.
+        value = {**value, "id": receipt.id}
     return Document(
         Record(
             key=f"message/{receipt.id}",
-            value=message.value,
+            value=value,
             version=receipt.claim,
             seq=receipt.deliveries,
             epoch=0,

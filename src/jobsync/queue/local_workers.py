@@ -1,7 +1,7 @@
 """The workers of a queue in this process: one in the background, and one for each `drain`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from jobsync.events import Event
 from jobsync.queue import events
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.worker import Worker, find_calling_worker
-from jobsync.queue.worker_status import WorkerStatus
+from jobsync.queue.worker_status import WorkerStatus, limit_tasks
 
 __all__ = ["BuildWorker", "LocalWorkers", "QueueProcess"]
 
@@ -66,6 +66,7 @@ class LocalWorkers:
         concurrency: how many handlers a worker runs at once.
         build: builds a worker.
         publish: publishes what this process does for the queue; None for nothing.
+        list_tasks: returns the tasks whose messages are handled here.
 
     Attributes:
         concurrency: how many handlers a worker runs at once, which an event tells.
@@ -77,11 +78,13 @@ class LocalWorkers:
         concurrency: int,
         build: BuildWorker,
         publish: Callable[[WorkerStatus | None], None],
+        list_tasks: Callable[[], Collection[str]] = lambda: ("",),
     ) -> None:
         self._plugin = plugin
         self.concurrency = concurrency
         self._build = build
         self._publish = publish
+        self._list_tasks = list_tasks
         self._background: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._all: dict[Worker, None] = {}
@@ -120,8 +123,9 @@ class LocalWorkers:
         return f"the store has not answered its claims for {worker.silence:.0f} s"
 
     def start(self) -> None:
-        """Handle messages in the background, unless a worker does."""
+        """Handle messages in the background; if a worker does, let it know of new tasks."""
         if self._background is not None:
+            self._apply_pause()
             return
         self._background = self._build()
         self._apply_pause()
@@ -251,4 +255,12 @@ class LocalWorkers:
         if self._background is not None:
             self._background.is_paused = self._is_paused
             self._background.wake()
-            self._publish(WorkerStatus(concurrency=self.concurrency, is_paused=self._is_paused))
+            tasks, has_more = limit_tasks(self._list_tasks())
+            self._publish(
+                WorkerStatus(
+                    concurrency=self.concurrency,
+                    is_paused=self._is_paused,
+                    tasks=tasks,
+                    has_more_tasks=has_more,
+                )
+            )

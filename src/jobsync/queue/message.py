@@ -1,5 +1,7 @@
 """A message, as it is pushed, claimed and shown."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from jobsync.core.codec import Json
@@ -13,13 +15,17 @@ __all__ = [
     "MessageInfo",
     "NewMessage",
     "Receipt",
+    "are_plain",
 ]
 
 PLAIN_FORMAT = 1
 """The format of messages that stand where they were pushed."""
 
-MESSAGE_FORMAT = 2
-"""The format of messages with a priority or a group, and the highest that this code understands."""
+_PLACED_FORMAT = 2
+"""The format of messages with a priority or a group."""
+
+MESSAGE_FORMAT = 3
+"""The format of messages of tasks, and the highest that this code understands."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +42,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds that its handler may take; None for the queue's default."""
     task: str = ""
-    """The name of the task that handles it; empty if the queue has one handler."""
+    """The name of the task that handles it; empty for the queue's handler of messages."""
     priority: int = 0
     """Higher ones are claimed first, in a queue whose order is by priority."""
     group: str | None = None
@@ -51,16 +57,25 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def format(self) -> int:
         """The format that it is stored in: older code leaves alone what it does not understand."""
-        return PLAIN_FORMAT if self.priority == 0 and self.group is None else MESSAGE_FORMAT
+        if self.task:
+            return MESSAGE_FORMAT
+        return PLAIN_FORMAT if self.priority == 0 and self.group is None else _PLACED_FORMAT
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it just goes to the end of the queue."""
-        return self.priority == 0 and self.group is None and self.key is None
+    def lane(self) -> str:
+        """The start of its state in a database, where messages of tasks are apart."""
+        return "task_" if self.task else ""
 
     def find_delay(self, now: float) -> float:
         """Return the seconds before which it is not claimed, at that time of day."""
         return self.delay if self.at is None else max(0.0, self.at - now)
+
+
+def are_plain(new_messages: Iterable[NewMessage]) -> bool:
+    """Whether all of them just go to the end of the queue."""
+    return all(
+        each.key is None and each.group is None and each.priority == 0 for each in new_messages
+    )
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -95,6 +110,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether its last claim lapsed: it may have killed its worker, and must run alone."""
     enqueued: float
     """Unix seconds, by the store's clock."""
+    task: str = ""
+    """The name of the task that handles it; empty for the queue's handler of messages."""
 
     @property
     def id(self) -> str:
@@ -134,6 +151,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     group: str | None = None
     """Its group, whose messages are handled one at a time and in order."""
+    task: str = ""
+    """The name of the task that handles it; empty for the queue's handler of messages."""
     progress: float | None = None
     """How far its handler is, as it has reported. Only `get` reads this, and what follows."""
     progress_note: str = ""

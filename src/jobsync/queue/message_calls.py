@@ -7,19 +7,20 @@ from typing import Unpack
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
-from jobsync.core.messages import MessageState
+from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
 from jobsync.database.home_loop import on_home_loop
 from jobsync.database.resource import EnqueueOptions
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
+from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.pull import ClaimedMessage, PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.results import wait_for_result
 
-__all__ = ["PENDING", "MessageCalls"]
+__all__ = ["MessageCalls"]
 
 _LARGEST_CLAIM = 1_000
 """The most messages that a program claims at once: so many become suspects if it dies."""
@@ -27,6 +28,14 @@ _LARGEST_CLAIM = 1_000
 
 PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 """States of messages that nobody has claimed yet."""
+
+
+_COUNTED: Mapping[str, tuple[MessageState, ...]] = {
+    "pending": PENDING,
+    "processing": ("claimed",),
+    "all": (*LIVE, *FINISHED),
+    **{state: (state,) for state in (*LIVE, *FINISHED)},
+}
 
 
 @on_home_loop
@@ -37,6 +46,12 @@ class MessageCalls(ABC):
     _reporter: QueueReporter
     _pulled: PulledClaims | None = None
     _pulled_task: "asyncio.Task[None] | None" = None
+
+    async def count(self, state: str = "pending") -> int:
+        """Count messages that are pending, processing, completed, dead, cancelled, or all."""
+        check_state(state, _COUNTED)
+        counts = await self._get_backend().count()
+        return sum(counts.get(counted, 0) for counted in _COUNTED[state])
 
     def enqueue_sync(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
         """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
@@ -72,6 +87,18 @@ class MessageCalls(ABC):
     async def purge(self, *, include_dead: bool = False) -> int:
         """Remove unclaimed messages, optionally the dead letters too; return how many."""
         return await self._get_backend().purge([*PENDING, *(("dead",) if include_dead else ())])
+
+    async def pause_everywhere(self, reason: str = "") -> bool:
+        """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
+
+        The pause is stored, so processes that start later do not claim either. False means
+        that the queue was already paused, and nothing changed.
+        """
+        return await self._get_backend().pause(reason)
+
+    async def resume_everywhere(self) -> bool:
+        """Allow all processes to claim again; False means that the queue was not paused."""
+        return await self._get_backend().resume()
 
     async def get(self, id: str) -> MessageInfo | None:
         """Return a message in any state, with its progress or its result; None if it is unknown.

@@ -8,8 +8,9 @@ import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
 from jobsync.database.resource import EnqueueOptions
-from jobsync.errors import Invalid, safe_repr
+from jobsync.errors import Invalid
 from jobsync.queue.backend import NewMessage
+from jobsync.safe_text import safe_repr
 
 __all__ = ["PLACING_OPTIONS", "check_order", "place_messages"]
 

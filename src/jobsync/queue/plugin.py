@@ -24,7 +24,6 @@ import msgspec
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
-from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
@@ -32,15 +31,14 @@ from jobsync.database.home_loop import on_home_loop
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
-from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
 from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.enqueue import build_messages
-from jobsync.queue.executor import Executor, Handler
+from jobsync.queue.executor import Executor, Handler, MessageHandler
 from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
-from jobsync.queue.message_calls import PENDING, MessageCalls
+from jobsync.queue.message_calls import MessageCalls
 from jobsync.queue.message_records import MessageRecords
 from jobsync.queue.opening import open_backend
 from jobsync.queue.placing import check_order
@@ -48,6 +46,7 @@ from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
+from jobsync.queue.tasks import TaskCalls
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
@@ -57,19 +56,15 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 _H = TypeVar("_H", bound=Handler)
 
-_COUNTED: Mapping[str, tuple[MessageState, ...]] = {
-    "pending": PENDING,
-    "processing": ("claimed",),
-    "all": (*LIVE, *FINISHED),
-    **{state: (state,) for state in (*LIVE, *FINISHED)},
-}
 _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
 @on_home_loop
-class QueuePlugin(CoordinatorPlugin, MessageCalls):
+class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
     """A durable queue on a resource: any free process handles the next message.
+
+    Functions become tasks of the queue by `task`; other messages go to `on_message`.
 
     Args:
         resource: the resource with the messages' schema; created without one if missing.
@@ -93,8 +88,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
 
     def __init__(
         self,
-        *,
         resource: str,
+        *,
         on_message: Handler | None = None,
         on_complete: Handler | None = None,
         on_error: Handler | None = None,
@@ -118,7 +113,10 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         self.resource = resource
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
-        self._executor: Executor | None = None
+        self._executor = Executor(
+            self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
+        )
+        self._known_tasks, self._cron_tasks = {}, {}
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
             lambda: self.run_in_background(self._progress.run, "progress"),
@@ -127,7 +125,11 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         )
         self._reporter = QueueReporter(self, on_complete, on_error, timeout, self._progress)
         self._workers = LocalWorkers(
-            self, self.settings.concurrency, self._build_worker, self._publish
+            self,
+            self.settings.concurrency,
+            self._build_worker,
+            self._publish,
+            lambda: self._executor.tasks,
         )
         self._maintenance = Maintenance(
             self.settings, self._completed_ttl.find_decided, self._reporter.on_newer
@@ -136,29 +138,28 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
             self.handler(on_message)
 
     def handler(self, function: _H) -> _H:
-        """Handle messages with this function. Can be used as a decorator.
+        """Handle messages without a task with this function. Can be used as a decorator.
 
         Raises:
             Invalid: the function takes no message, or there is a handler already.
         """
-        if self._executor is not None:
+        if "" in self._executor.tasks:
             problem = "cannot be added: there is a handler already"
-            raise Invalid("on_message", function, problem, "pass one handler")
-        self._executor = Executor(
-            function,
-            self.settings.concurrency,
-            auto_acknowledge=self.settings.auto_acknowledge,
-        )
+            fix = "pass one handler, or make each function a task: @queue.task"
+            raise Invalid("on_message", function, problem, fix)
+        self._add_handler("", MessageHandler(function))
+        return function
+
+    def _add_handler(self, task: str, handler: MessageHandler) -> None:
+        self._executor.add(task, handler)
         if self.is_running:
             self._workers.start()
-        return function
 
     def set_concurrency(self, concurrency: int) -> None:
         """Run so many handlers at once, whatever the option says. Call it before the start."""
         self.settings = msgspec.structs.replace(self.settings, concurrency=concurrency)
         self._workers.concurrency = concurrency
-        if self._executor is not None:
-            self._executor.thread_count = concurrency
+        self._executor.thread_count = concurrency
 
     @property
     def kind(self) -> str:
@@ -191,6 +192,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         data = as_list("data", data)
         ids = self.database.components.ids.records(len(data))
         resource = self.database.resource(self.resource)
+        options = self._complete_options(data, options)
         new_messages = build_messages(resource, data, ids, options, self.settings.max_attempts)
         if "priority" in options:
             check_order(new_messages, self.settings.order)
@@ -201,7 +203,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         else:
             holders = await self._get_backend().push(new_messages)
             self._workers.wake()
-            self._reporter.on_enqueued([name for name in ids if name not in holders])
+            added = [name for name in ids if name not in holders] if holders else ids
+            self._reporter.on_enqueued(added)
         return [holders.get(name, name) for name in ids] if holders else ids
 
     def check_messages(
@@ -210,13 +213,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         """Check messages and options as `enqueue_many` does; push nothing."""
         ids = self.database.components.ids.records(len(data))
         resource = self.database.resource(self.resource)
+        options = self._complete_options(data, options)
         build_messages(resource, data, ids, options, self.settings.max_attempts)
-
-    async def count(self, state: str = "pending") -> int:
-        """Count messages that are pending, processing, completed, dead, cancelled, or all."""
-        check_state(state, _COUNTED)
-        counts = await self._get_backend().count()
-        return sum(counts.get(counted, 0) for counted in _COUNTED[state])
 
     def stats(self) -> dict[str, int]:
         """Return what this process has done since it started, from counters."""
@@ -263,18 +261,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         """Claim again."""
         self._workers.pause(is_paused=False)
 
-    async def pause_everywhere(self, reason: str = "") -> bool:
-        """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
-
-        The pause is stored, so processes that start later do not claim either. False means
-        that the queue was already paused, and nothing changed.
-        """
-        return await self._get_backend().pause(reason)
-
-    async def resume_everywhere(self) -> bool:
-        """Allow all processes to claim again; False means that the queue was not paused."""
-        return await self._get_backend().resume()
-
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; return how many.
 
@@ -310,6 +296,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         """Connect the resource to this queue, and end the claims of workers that die."""
         await self.on_declare()
         self.database.events.on(WorkerDied.name, self._end_claims_of)
+        for plugin in self.list_started():
+            await plugin.adopt_jobs(self.scheduled_jobs)
 
     async def on_declare(self) -> None:
         """Find or create the resource, and connect it to this queue."""
@@ -329,6 +317,11 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
 
+    @property
+    def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
+        """The jobs that enqueue tasks with a cron."""
+        return self._build_jobs(self.resource, self.namespace)
+
     async def on_stop(self) -> None:
         """Stop listening to deaths of workers."""
         self.database.events.off(WorkerDied.name, self._end_claims_of)
@@ -338,7 +331,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         await super()._set_up(exit_stack)
         self._join_fleet(exit_stack)
         self.run_in_background(self._emit_stats, "stats")
-        if self._executor is not None:
+        if self._executor.tasks:
             self._workers.start()
         exit_stack.push_async_callback(self._shut_down)
 
@@ -373,8 +366,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         self._stop_pulled()
         await self._workers.stop()
         await self._wait_for_pulled()
-        if self._executor is not None:
-            self._executor.close()
+        self._executor.close()
 
     def unready(self) -> str:
         """Return why it cannot work now; empty if all is well."""
@@ -382,6 +374,10 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
 
     def _describe_wait(self) -> str:
         membership = self._membership
+        if self._cron_tasks and not any(each.runs_jobs for each in self.list_started()):
+            return (
+                f"task {min(self._cron_tasks)} has a cron, and no scheduler: add SchedulerPlugin()"
+            )
         return "" if membership is None else self._workers.describe_wait(membership.timing.timeout)
 
     def stuck(self) -> str:
@@ -418,8 +414,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls):
         self._get_membership().publish(**build_worker_facts(self.queue, status))
 
     def _build_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
-        if self._executor is None:
-            fix = "pass on_message=, or decorate one with @queue.handler"
+        if not self._executor.tasks:
+            fix = "pass on_message=, or decorate functions with @queue.task"
             raise Invalid("queue", self.resource, "has no handler", fix)
         return Worker(
             self._get_backend(),

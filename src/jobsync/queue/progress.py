@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import cast
 
 from jobsync.core.clock import Clock, Seconds
-from jobsync.errors import Unavailable, safe_str
+from jobsync.errors import Unavailable
 from jobsync.queue.backend import QueueBackend, Receipt
 from jobsync.queue.single_message import ProgressReport
+from jobsync.safe_text import safe_str
 
 __all__ = ["ProgressWriter"]
 

@@ -20,13 +20,13 @@ from jobsync.core.messages import Completed, Failed, Returned
 from jobsync.core.retry import Retries
 from jobsync.database.document import Document
 from jobsync.database.home_loop import HomeLoop, on_home_loop
-from jobsync.errors import safe_str
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME
+from jobsync.safe_text import safe_str
 
 __all__ = ["ClaimedMessage", "PulledClaims"]
 

@@ -16,13 +16,13 @@ from jobsync.core.messages import (
     Snooze,
     has_spent,
 )
-from jobsync.errors import format_error, safe_name, safe_str
 from jobsync.events import Event, Events, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.backend import EndedClaim, Message
 from jobsync.queue.executor import Handler
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.progress import ProgressWriter
+from jobsync.safe_text import format_error, safe_name, safe_str
 from jobsync.user_code import describe_error
 from jobsync.user_functions import is_for_task
 

@@ -7,9 +7,10 @@ who asks for the result learns why there is none.
 
 from jobsync.core.clock import Clock, Seconds
 from jobsync.core.codec import Json, encode
-from jobsync.errors import Invalid, NoResult, format_error
+from jobsync.errors import Invalid, NoResult
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.single_message import StoredResult
+from jobsync.safe_text import format_error
 
 __all__ = ["build_result", "wait_for_result"]
 

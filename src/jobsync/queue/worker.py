@@ -20,7 +20,7 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.retry import ExponentialBackoff, Retries
 from jobsync.errors import Unavailable
-from jobsync.queue.backend import ClaimResult, QueueBackend
+from jobsync.queue.backend import ClaimResult, Message, QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.executor import Executor
 from jobsync.queue.handler_slots import HandlerSlots, running_delivery
@@ -40,6 +40,7 @@ _MAX_CALLBACKS = 1000
 _LARGEST_CLAIM = 100
 """The most messages of a claim where requests are billed: so many become suspects if it lapses."""
 _LISTEN = 3600.0
+_NO_TASK = frozenset({""})
 
 
 def find_calling_worker(backend: QueueBackend | None) -> "Worker | None":
@@ -56,7 +57,7 @@ class Worker(ClaimHolder):
     Args:
         backend: where the messages are stored.
         membership: the session that holds the claims.
-        executor: runs the handler.
+        executor: runs the handlers.
         settings: concurrency, timeouts and intervals.
         retries: the delays of failed messages.
         timeout: seconds that a handler may take, unless its message has its own timeout.
@@ -82,6 +83,7 @@ class Worker(ClaimHolder):
     ) -> None:
         super().__init__(backend, membership, settings, retries, components, reporter)
         self.is_paused = False
+        self._executor = executor
         self._quota = quota
         self._until_empty = until_empty
         self._slots = HandlerSlots(
@@ -247,10 +249,21 @@ class Worker(ClaimHolder):
 
     def _find_room(self) -> int:
         """Return how many messages may be claimed now."""
-        room = 0 if self.is_waiting_for_callbacks else self._slots.find_room()
+        # While suspects were claimed, this worker may have been paused, or told to stop.
+        is_resting = self.is_paused or self._slots.is_stopping or self.is_waiting_for_callbacks
+        room = 0 if is_resting else self._slots.find_room()
         if self._quota is None:
             return room
         return min(room, self._quota - self.handled - len(self._in_flight))
+
+    def _find_tasks(self) -> frozenset[str] | None:
+        """Return the tasks that this worker knows: a message of newer code is left to others."""
+        tasks = self._executor.tasks
+        return None if tasks == _NO_TASK else tasks
+
+    def _find_retries(self, message: Message) -> Retries:
+        """Return the pauses after failures of a message: its task's, or the queue's."""
+        return self._executor.find(message.task).retries or self._retries
 
     def _note_ended(self, claimed: ClaimResult) -> ClaimResult:
         """Return that there is more to claim, for a worker that ends when there is not."""

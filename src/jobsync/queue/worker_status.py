@@ -3,15 +3,19 @@
 On its own because workers write it and status readers read it, and neither knows the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from jobsync.core.codec import Json
 
-__all__ = ["WorkerStatus", "build_worker_facts", "read_worker_statuses"]
+__all__ = ["WorkerStatus", "build_worker_facts", "limit_tasks", "read_worker_statuses"]
 
 _FACT_PREFIX = "queue:"
+_MAX_TASKS_SIZE = 4_000
+"""The most bytes of the names of tasks that a session reports."""
+_QUOTES = 3
+"""The bytes of a name that are not its own."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +29,33 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How many handlers it runs at once."""
     is_paused: bool = False
     """Whether this process alone claims nothing for now."""
+    tasks: tuple[str, ...] | None = None
+    """The tasks whose messages it handles, the empty one for messages without; None for these
+    alone. If there are very many, not all are here."""
+    has_more_tasks: bool = False
+    """Whether it handles messages of tasks that are not listed."""
+
+
+def limit_tasks(tasks: Collection[str]) -> tuple[tuple[str, ...] | None, bool]:
+    """Return the tasks to report, and whether there are more: a session is written often."""
+    if {*tasks} == {""}:
+        return None, False
+    listed: list[str] = []
+    size = 0
+    for name in sorted(tasks):
+        size += len(name.encode()) + _QUOTES
+        if size > _MAX_TASKS_SIZE:
+            return tuple(listed), True
+        listed.append(name)
+    return tuple(listed), False
 
 
 def build_worker_facts(queue: str, status: WorkerStatus | None) -> dict[str, Json]:
     """Return the session facts to report; without a status, the process no longer works."""
-    return {f"{_FACT_PREFIX}{queue}": None if status is None else msgspec.to_builtins(status)}
+    fact = None if status is None else msgspec.to_builtins(status)
+    if fact is not None and fact["tasks"] is None:
+        del fact["tasks"], fact["has_more_tasks"]
+    return {f"{_FACT_PREFIX}{queue}": fact}
 
 
 def read_worker_statuses(facts: Mapping[str, Json]) -> dict[str, WorkerStatus]:

@@ -59,6 +59,7 @@ class SchedulerPlugin(CoordinatorPlugin):
     """
 
     slug: ClassVar[str] = "scheduler"
+    runs_jobs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -86,6 +87,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._threads = UserThreads()
         self._jobs: dict[str, JobOptions] = {}
         """The jobs of this process's code."""
+        self._adopted: set[str] = set()
+        """Those that other plugins have offered."""
         self._known: dict[str, KnownJob] = {}
         self._left: dict[str, asyncio.Task[None]] = {}
         """Tasks that release cancelled runs, see `Runs`."""
@@ -140,6 +143,17 @@ class SchedulerPlugin(CoordinatorPlugin):
             self._known.pop(name, None)
             raise
 
+    async def adopt_jobs(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Run jobs of another plugin, which offers them whenever it starts.
+
+        Raises:
+            Invalid: an option is wrong, or there is another job of this name.
+        """
+        for name, options in jobs.items():
+            if name not in self._adopted:
+                await self.add_job(name, options)
+                self._adopted.add(name)
+
     async def remove_job(self, name: str) -> bool:
         """Remove a job from the whole fleet; False if it was removed. Its history stays.
 
@@ -149,6 +163,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         is_removed = await parts.operations.remove(name)
         self._jobs.pop(name, None)
         self._known.pop(name, None)
+        self._adopted.discard(name)
         parts.code.change()
         parts.loop.drop(name)
         try:
@@ -258,6 +273,8 @@ class SchedulerPlugin(CoordinatorPlugin):
             self._generation,
         )
         await parts.clock.refresh()
+        for plugin in self.list_started():
+            await self.adopt_jobs(plugin.scheduled_jobs)
         self._known.clear()
         for name in self._jobs:
             self._learn(name)

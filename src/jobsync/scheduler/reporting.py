@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobsync.core.job_state import ActiveRun, Gap
-from jobsync.errors import format_error
 from jobsync.events import Event, HandlerFailed
+from jobsync.safe_text import format_error
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionOutcome, AttemptFailure

@@ -9,7 +9,7 @@ import reprlib
 from typing import Any
 
 from jobsync.core.codec import Json, decode, encode
-from jobsync.errors import safe_repr
+from jobsync.safe_text import safe_repr
 
 __all__ = ["describe_result"]
 

@@ -11,7 +11,8 @@ from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
-from jobsync.errors import Invalid, closest_name, format_error
+from jobsync.errors import Invalid, closest_name
+from jobsync.safe_text import format_error
 from jobsync.scheduler.job_message import JobMessage, parse_message
 from jobsync.settings import Settings, in_section
 from jobsync.user_functions import is_for_task

@@ -45,6 +45,11 @@ class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     claims: int
     """How many messages it has claimed, including prefetched ones."""
     is_paused: bool
+    tasks: tuple[str, ...] | None = None
+    """The tasks whose messages it handles, the empty one for messages without; None for these
+    alone. If there are very many, not all are here."""
+    has_more_tasks: bool = False
+    """Whether it handles messages of tasks that are not listed."""
     heard: float | None
     """Seconds since its session last wrote, if the store has a clock."""
     timeout: float
@@ -57,6 +62,11 @@ class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     def works(self) -> bool:
         """Whether it claims messages."""
         return self.state == "live" and self.concurrency is not None and not self.is_paused
+
+    def knows(self, task: str) -> bool:
+        """Whether it handles messages of a task; it may if not all are listed."""
+        known = ("",) if self.tasks is None else self.tasks
+        return self.has_more_tasks or task in known
 
     @property
     def is_busy(self) -> bool:
@@ -168,6 +178,8 @@ def _build_worker(
         concurrency=None if status is None else status.concurrency,
         claims=content.claims.get(session.incarnation, 0),
         is_paused=status is not None and status.is_paused,
+        tasks=None if status is None else status.tasks,
+        has_more_tasks=status is not None and status.has_more_tasks,
         heard=session.heard,
         timeout=session.timeout,
         host=str(session.facts.get("host", "")),

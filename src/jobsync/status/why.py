@@ -16,7 +16,12 @@ from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
 from jobsync.status.jobs import TaskStatus, read_fleet_status
-from jobsync.status.queues import MessageStatus, QueueStatus, read_queues_status
+from jobsync.status.queues import (
+    MessageStatus,
+    QueueStatus,
+    QueueWorkerStatus,
+    read_queues_status,
+)
 from jobsync.status.schedules import (
     ScheduledJobStatus,
     SchedulerStatus,
@@ -211,6 +216,10 @@ def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
     if not active:
         state = f"all {len(live)} workers are paused" if live else "no worker is active"
         return Reason("no-worker", f"it is ready, but {state} on {queue.name}", since=since)
+    able = [worker for worker in active if worker.knows(message.task)]
+    if not able:
+        return _explain_unknown_task(message.task, live, since)
+    active = able
     waiting = sum(queue.counts.get(state, 0) for state in ("ready", "waiting"))
     if all(worker.is_busy for worker in active):
         who = "the only worker is" if len(active) == 1 else f"all {len(active)} workers are"
@@ -220,6 +229,21 @@ def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
         text = "its worker died while it was claimed: it runs once a worker has nothing else to do"
         return Reason("suspect", text, since=since)
     return Reason("next", "it is ready: a worker claims it at its next poll", since=since)
+
+
+def _explain_unknown_task(task: str, live: list[QueueWorkerStatus], since: float) -> Reason:
+    """Explain a message that none of the workers that claim can handle."""
+    if any(worker.knows(task) for worker in live):
+        text = f"every live worker that knows {_name_task(task)} is paused"
+    elif task:
+        text = f"no live worker knows task {task}: deploy the code that has it"
+    else:
+        text = "no live worker has a handler for messages without a task"
+    return Reason("unknown-task", text, since=since)
+
+
+def _name_task(task: str) -> str:
+    return f"task {task}" if task else "messages without a task"
 
 
 def _explain_dead_letter(message: MessageInfo) -> Reason:

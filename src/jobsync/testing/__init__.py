@@ -3,6 +3,13 @@
 from jobsync.testing import strikes
 from jobsync.testing.billed import BilledStore, PagedStore
 from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
+from jobsync.testing.handlers import (
+    RecordedBlockingContext,
+    RecordedContext,
+    assert_enqueued,
+    blocking_context,
+    context,
+)
 from jobsync.testing.invariants import (
     INVARIANTS,
     InvariantBroken,
@@ -13,6 +20,7 @@ from jobsync.testing.invariants import (
     check_takes,
     require,
 )
+from jobsync.testing.limit_invariants import check_limits
 from jobsync.testing.loop import Stuck
 from jobsync.testing.message_answers import check_answers
 from jobsync.testing.message_invariants import check_messages
@@ -53,6 +61,8 @@ __all__ = [
     "NodeHost",
     "Occurrence",
     "PagedStore",
+    "RecordedBlockingContext",
+    "RecordedContext",
     "RecordingBackend",
     "RecordingQueue",
     "RecordingStore",
@@ -64,11 +74,14 @@ __all__ = [
     "Violation",
     "Weather",
     "World",
+    "assert_enqueued",
+    "blocking_context",
     "check_answers",
     "check_commits",
     "check_decided",
     "check_drained",
     "check_firing",
+    "check_limits",
     "check_messages",
     "check_orphans",
     "check_places",
@@ -81,6 +94,7 @@ __all__ = [
     "check_story",
     "check_takes",
     "connect",
+    "context",
     "draw_forecast",
     "find_leftovers",
     "find_overdue",

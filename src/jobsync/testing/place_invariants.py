@@ -6,11 +6,12 @@ next message are rows that are recorded one after the other.
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from jobsync.testing.invariants import Violation
+from jobsync.testing.limit_invariants import find_limits
 from jobsync.testing.message_transitions import (
     MessageProblem,
     MessageTransition,
@@ -29,14 +30,17 @@ _ROUNDING = 1e-5
 def check_places(history: Sequence[Occurrence]) -> list[Violation]:
     """Check the groups, the keys and the order of messages after every commit.
 
-    The first pending message of a group is the only one that is not blocked, and there is one. A
+    The first pending message of a group is the only one that is not blocked, and there is one; as
+    many as may be handled at once, if that are more. A
     dead letter that is put back goes to the end. A message is added only if nobody holds its key,
     and who is told that another message holds it is told the truth. A claim leaves no ready message
     that comes before one of those that it takes. Checks what `RecordingBackend` records.
     """
     if not any(map(_has_place, history)):
         return []
-    places = _Places()
+    places = _Places(
+        {queue: each["group_concurrency"] for queue, each in find_limits(history).items()}
+    )
     violations = []
     for commit in list_commits(history):
         at = history[commit[0].at].at
@@ -75,9 +79,13 @@ class _Hold(NamedTuple):
 class _Places:
     """What is known after each commit."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_heads: Mapping[str, int]) -> None:
+        self._most_heads = most_heads
+        """How many messages of a group are handled at once, where it is not one."""
         self._rows: dict[str, RowDetails] = {}
         self._places: dict[str, RowDetails] = {}
+        self._payloads: dict[str, str | None] = {}
+        """What each message was pushed with."""
         self._counter = count()
         self._numbers: dict[str, int] = {}
         """Where each message stands: it increases with each push and each redrive."""
@@ -116,6 +124,7 @@ class _Places:
         is_pending = state in _PENDING
         queue = _get_queue(step)
         self._rows[name], self._places[name] = step.after, step.place
+        self._payloads.setdefault(name, step.after.get("payload"))
         if is_pending and not was_pending:
             self._numbers[name] = next(self._counter)
             self._pending[name].append([step.at, -1])
@@ -132,7 +141,10 @@ class _Places:
     def _check_group(self, group: tuple[str, str]) -> Iterator[MessageProblem]:
         members = [*self._groups[group]]
         heads = [name for name in members if self._rows[name]["state"] in _UNBLOCKED]
-        if members and heads != members[:1]:
+        most = self._most_heads.get(group[0], 1)
+        # With more than one at once, the order of a group is not kept.
+        is_right = heads == members[:1] if most == 1 else len(heads) == min(most, len(members))
+        if not is_right:
             found = {name: self._rows[name]["state"] for name in members}
             yield "Q9", f"of group {group[1]}, {heads or 'none'} can be claimed, of {found}"
 
@@ -206,9 +218,10 @@ class _Places:
         result = response.get("result")
         if request["call"] != "push" or not result:
             return
-        for name, _, _, _, *place in request["messages"]:
+        for name, payload, _, _, *place in request["messages"]:
             holder = result.get(name)
-            if holder is None:
+            # A push whose outcome was unknown is repeated: its message may be finished by now.
+            if holder is None or self._payloads.get(holder) == payload:
                 continue
             if holder not in self._places or self._places[holder].get("key") != place[0]["key"]:
                 yield f"{holder} has another key"

@@ -8,6 +8,8 @@ see `rows`. So does every write of a record that it makes; see `pages`.
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from jobsync.core.codec import encode
 from jobsync.core.messages import MessageState
 from jobsync.errors import Fenced, Invalid, JobsyncError, Misconfigured, NewerFormat, Unavailable
@@ -22,6 +24,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.fleet import QueueFleet
+from jobsync.queue.limits import NO_LIMITS
 from jobsync.queue.single_message import Deletion, ProgressReport
 from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
@@ -107,9 +110,7 @@ class RecordingBackend(QueueBackend):
         self._inner = inner
         self._node = node
         self._world = node.world
-        order = getattr(inner, "order", "fifo")
-        self._order = {} if order == "fifo" else {"order": order}
-        """What claims on a database record of the order of the queue."""
+        self._rules = _describe_rules(inner)
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in order."""
@@ -152,7 +153,7 @@ class RecordingBackend(QueueBackend):
             session=session,
             visibility=visibility,
             suspects=suspects,
-            **self._order,
+            **self._rules,
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -302,6 +303,15 @@ class RecordingBackend(QueueBackend):
             CURRENT_CALL.set(before)
         world.note(node, "response", request=call.position, result=describe(result))
         return result
+
+
+def _describe_rules(backend: QueueBackend) -> dict[str, Any]:
+    """Return what claims record of the order and the limits of a queue on a database."""
+    order, limits = getattr(backend, "order", "fifo"), getattr(backend, "limits", NO_LIMITS)
+    rules: dict[str, Any] = {} if order == "fifo" else {"order": order}
+    if limits != NO_LIMITS:
+        rules["limits"] = msgspec.structs.asdict(limits)
+    return rules
 
 
 def _describe_message(message: NewMessage) -> list[Any]:

@@ -44,6 +44,14 @@ _REPEATABLE = {"settle", "extend", "end_claims", "redrive", "purge", "forget", "
 """The calls of a queue backend that are safe to send again."""
 
 
+_SHOWN = {
+    "ranked": "ready",
+    "task_ready": "ready",
+    "task_ranked": "ready",
+    "task_waiting": "waiting",
+}
+
+
 class BackendCall(NamedTuple):
     """The call of a queue backend that a transaction belongs to."""
 
@@ -176,9 +184,8 @@ def _describe(found: list[_TableRow]) -> dict[str, Any]:
         return {"state": "both" if found else "gone"}
     (row,) = found
     details = row._asdict()
-    if row.state == "ranked":
-        # So it is stored if it has a priority. Nobody is shown that.
-        details["state"] = "ready"
+    # So they are stored with a priority, or with a task. Nobody is shown that.
+    details["state"] = _SHOWN.get(row.state, row.state)
     details["payload"] = None if row.payload is None else digest(row.payload)
     details["errors"] = row.errors.count("\n")
     return details

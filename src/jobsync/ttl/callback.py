@@ -16,7 +16,7 @@ from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Seconds
 from jobsync.database.document import Document
 from jobsync.database.resource import Resource
-from jobsync.errors import safe_repr
+from jobsync.safe_text import safe_repr
 from jobsync.user_code import (
     FunctionEnd,
     UserThreads,

@@ -40,9 +40,9 @@ from jobsync.errors import (
     NotFound,
     Unavailable,
     closest_name,
-    format_error,
     plain_text,
 )
+from jobsync.safe_text import format_error
 from jobsync.settings import Sources, resolve
 from jobsync.ttl import events
 from jobsync.ttl.callback import ExpiryCallback, find_calling_callback

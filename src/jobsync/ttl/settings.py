@@ -9,7 +9,8 @@ import msgspec
 
 from jobsync.core.arguments import check_choice, check_count, check_resource_name, check_seconds
 from jobsync.core.expiry import LONGEST_TTL, ON_EXPIRE, ExpiryOptions, OnExpire
-from jobsync.errors import Invalid, closest_name, plain_text, safe_str
+from jobsync.errors import Invalid, closest_name, plain_text
+from jobsync.safe_text import safe_str
 from jobsync.settings import Settings, in_section
 from jobsync.user_code import check_no_generator
 

@@ -1,9 +1,11 @@
-"""The cost of a claim on PostgreSQL does not grow with waiting or handled messages."""
+"""The cost of a claim does not grow with waiting or handled messages, nor with unknown tasks."""
 
 import contextlib
 import itertools
+import sqlite3
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +18,15 @@ from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.sql.sqlite_places import SQL as SQLITE
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps
 
 T = TypeVar("T")
 
 BATCH = 100
+EMPTY = (None, (0,), (0, 0, None, None, None, None, 0))
+"""What statements return if there is nothing to claim."""
 _numbers = itertools.count()
 
 FILL = """
@@ -43,7 +48,22 @@ ADD_GROUPS = """
 INSERT INTO jobsync_group (queue, name, heads, added)
 SELECT DISTINCT queue, group_name, 1, 0 FROM jobsync_message WHERE group_name IS NOT NULL
 """
+TASKED = """
+INSERT INTO jobsync_message (queue, id, state, due, payload, max_attempts, format, task, priority)
+SELECT 'default/tasks', 'm' || n,
+  CASE WHEN n %% 20 = 0 THEN 'ready' WHEN n %% 10 < 4 THEN 'task_ready'
+    WHEN n %% 10 < 7 THEN 'task_waiting' ELSE 'task_ranked' END, clock_timestamp(),
+  json_build_object('id', 'm' || n, 'n', n, 'by', 'test', 'kind', 'plain')::text, 4, 3,
+  CASE WHEN n %% 20 = 0 THEN '' WHEN n %% 10 = 0 THEN 'known' ELSE 'unknown' END,
+  CASE WHEN n %% 10 < 7 THEN 0 ELSE 5 END
+FROM generate_series(1, %s) AS n
+"""
+"""Most messages are of a task that is not claimed."""
+
+KNOWN = {"", "known"}
+
 FILLS: dict[str, tuple[QueueOrder, str]] = {
+    "unknown tasks": ("fifo", TASKED),
     "lifo": ("lifo", FILL),
     "priority": (
         "priority",
@@ -66,7 +86,8 @@ FILLS: dict[str, tuple[QueueOrder, str]] = {
         ),
     ),
 }
-"""Orders of queues, and how they are filled. If there are groups, a tenth can be claimed."""
+"""Orders of queues, and how they are filled. If there are groups or tasks, a tenth can be
+claimed."""
 
 
 class Counting(PostgresAccess):
@@ -118,10 +139,10 @@ class Seen(StoreDecorator):
         return self.access
 
 
-async def handle(port: QueueBackend, batches: int) -> None:
+async def handle(port: QueueBackend, batches: int, tasks: Collection[str] | None) -> None:
     """Claim and complete."""
     for _ in range(batches):
-        claimed = await port.claim(BATCH, session="me", visibility=600)
+        claimed = await port.claim(BATCH, session="me", visibility=600, tasks=tasks)
         assert len(claimed.messages) == BATCH
         ends = [Settlement(receipt=each.receipt, move="complete") for each in claimed.messages]
         assert all(await port.settle(ends))
@@ -147,6 +168,7 @@ async def measure(
     old_snapshot: bool = False,
     fill: str = FILL,
     order: QueueOrder = "fifo",
+    tasks: Collection[str] | None = None,
 ) -> float:
     """Handle some of many messages; return the buffers of a claim at the end."""
     components = Components.system()
@@ -162,9 +184,9 @@ async def measure(
         store.access = Counting(inner.sql, admin)
         port = open_backend(store, "default/tasks", components, order=order)
         with keep_snapshot(url, is_kept=old_snapshot):
-            await handle(port, batches)
+            await handle(port, batches, tasks)
             store.access.is_counting = True
-            await handle(port, 5)
+            await handle(port, 5, tasks)
     await inner.close()
     return statistics.median(store.access.buffers)
 
@@ -191,10 +213,46 @@ async def test_a_claim_reads_no_more_whatever_the_order_and_the_groups(
     order, fill = FILLS[name]
     few, many, batches = (20_000, 1_000_000, 8) if full_scale else (15_000, 60_000, 4)
     urls = [postgres.create_database(f"depth_{next(_numbers)}") for _ in range(2)]
-    shallow = await measure(urls[0], few, batches, fill=fill, order=order)
-    deep = await measure(urls[1], many, batches, fill=fill, order=order)
+    tasks = KNOWN if fill == TASKED else None
+    shallow = await measure(urls[0], few, batches, fill=fill, order=order, tasks=tasks)
+    deep = await measure(urls[1], many, batches, fill=fill, order=order, tasks=tasks)
     proof.record("buffers of a claim", order=name, few=few, many=many, found=[shallow, deep])
     assert deep <= 1.3 * shallow
+
+
+def count_steps(path: Path, depth: int) -> dict[str, int]:
+    """Return the steps of each statement of a claim beside messages of an unknown task."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        now = "0, 'x', 'default/tasks', '{}', 4, 0.0, 0.0, 3"
+        for state, column in (("task_ready", 0), ("task_waiting", 0), ("task_ranked", 5)):
+            connection.execute(
+                "INSERT INTO jobsync_message (boot, session, queue, payload, max_attempts, due,"
+                " enqueued, format, wakes, state, priority, task, id)"
+                f" WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n LIMIT {depth})"
+                f" SELECT {now}, 0.0, '{state}', {column}, 'unknown', '{state}' || n FROM n"
+            )
+        parameters = {"queue": "default/tasks", "tasks": '["a","b"]', "plain": True, "limit": 100}
+        parameters |= {"suspects": False, "boot": 0, "mono": 10.0, "now": 10.0}
+        steps = {}
+        for name in SQLITE:
+            if name.startswith(("select_", "promote", "has_waiting", "outlook", "task_outlook")):
+                ticks: list[str] = []
+                connection.set_progress_handler(partial(ticks.append, name), 1)
+                assert connection.execute(SQLITE[name], parameters).fetchone() in EMPTY
+                steps[name] = len(ticks)
+                connection.set_progress_handler(None, 0)
+    return steps
+
+
+async def test_messages_of_unknown_tasks_cost_a_claim_on_sqlite_nothing(tmp_path: Path) -> None:
+    """Each statement takes as many steps beside 30,000 of them as beside none."""
+    found = []
+    for depth in (1, 10_000):
+        path = tmp_path / f"{depth}.db"
+        await (await open_store(f"sqlite:///{path}")).close()
+        found.append(count_steps(path, depth))
+    assert len(found[0]) >= 14
+    assert found[0] == found[1]
 
 
 async def test_a_worker_of_a_deep_queue_is_small(

@@ -775,8 +775,14 @@ async def test_a_long_claim_is_not_ended_after_an_hour(location: PagesQueues) ->
 async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
     location: PagesQueues,
 ) -> None:
-    """What only looks like a done page is read first, reported, and never deleted."""
+    """What only looks like a done page is read first, reported, and never deleted.
+
+    Pages that others finished are read, too. Its own are not.
+    """
     counting, backend = await open_counting(location)
+    _, other = await open_counting(location)
+    await other.push(new_messages(3))
+    await settle_all(other, await claim(other))
     await backend.push(new_messages(1, 2))
     await settle_all(backend, await claim(backend))
     await counting.write([Put(f"{LANE}{NAME}", [1, 2, 3], mark=PageMark.DONE)])
@@ -784,7 +790,25 @@ async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(
     assert await backend.forget("completed", older_than=60) == 0
     location.clock.ahead += 700
     await counting.write([Put("session/somebody", {})])
-    assert await backend.forget("completed", older_than=60) == 2
+    before = counting.requests["GET"]
+    assert await backend.forget("completed", older_than=60) == 3
+    assert counting.requests["GET"] - before == 2
+    (left,) = await read_pages(location)
+    assert left.value == [1, 2, 3]
+
+
+async def test_a_page_that_was_overwritten_after_it_was_done_is_kept(
+    location: PagesQueues,
+) -> None:
+    """Whoever has finished a page drops the version that it knows, or reads it again."""
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(1))
+    await settle_all(backend, await claim(backend))
+    (done,) = await read_pages(location)
+    await counting.write([Put(done.key, [1, 2, 3], done, mark=PageMark.DONE)])
+    location.clock.ahead += 4_000
+    await counting.write([Put("session/somebody", {})])
+    assert await backend.forget("completed", older_than=60) == 0
     (left,) = await read_pages(location)
     assert left.value == [1, 2, 3]
 

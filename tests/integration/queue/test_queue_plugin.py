@@ -829,6 +829,40 @@ async def test_a_paused_queue_claims_nothing(db: Database) -> None:
         queue.handler(handle)
 
 
+@pytest.mark.parametrize("end", ["pause", "stop"])
+async def test_who_ends_while_suspects_are_claimed_claims_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The other messages are left to others, though there was room for them."""
+    asked: list[bool] = []
+    is_over = asyncio.Event()
+
+    async def ask(*_: object, suspects: bool = False, **__: object) -> ClaimResult:
+        asked.append(suspects)
+        if suspects:
+            await is_over.wait()
+        return ClaimResult([], suspects=True, due=None, lapse=None, more=True)
+
+    def finish(worker: worker_module.Worker) -> None:
+        was(worker)
+        is_over.set()
+
+    was = worker_module.Worker.finish
+    monkeypatch.setattr(worker_module.Worker, "finish", finish)
+    monkeypatch.setattr(SqlBackend, "claim", ask)
+    async with Database(f"sqlite:///{tmp_path / 'jobs.db'}") as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=lambda _: None))
+        await until(lambda: asked[-1:] == [True], "suspects are claimed")
+        before = len(asked)
+        if end == "pause":
+            queue.pause()
+            is_over.set()
+            for _ in range(20):
+                # Nothing waits for anything else than its turn.
+                await asyncio.sleep(0)
+    assert len(asked) == before
+
+
 async def test_a_queue_can_be_paused_for_all_processes(db: Database, url: str) -> None:
     """By a process without a handler, also for later processes, until it is resumed."""
 

@@ -42,7 +42,7 @@ INSERT INTO jobsync_message (
    ''),
   ('suspect', 'q', 'waiting', 5, 0, '3', 2, 1, 4, NULL, 1, '', '', '', '', 5, NULL, 1, NULL, ''),
   ('retried', 'q', 'waiting', 5, 0, '4', 1, 0, 4, NULL, 0, '', '', 'x:retry',
-   '{"attempt": 1, "error": "boom"}' || char(10), 5, NULL, 1, NULL, ''),
+   '{"attempt": 1, "error": "boom"}' || char(10), 5, NULL, 1, NULL, 'mail'),
   ('claimed-1', 'q', 'claimed', 9e9, 7, '{"n":"é"}', 3, 1, 9, 7.5, 0, 'c1', 'live', '',
    '{"attempt": 1, "error": "boom"}' || char(10), 5.25, 6, 1, NULL, 'mail'),
   ('claimed-2', 'q', 'claimed', 9e9, 7, '6', 1, 0, 4, NULL, 0, 'c1', 'live', '', '', 5, 6, 1,
@@ -130,8 +130,9 @@ async def test_every_message_is_handled_as_before(backend: QueueBackend) -> None
         "lapsed": "dead",
         "unreadable": "waiting",
     }
-    first = await backend.claim(10, session="me", visibility=60)
-    suspects = await backend.claim(10, session="me", visibility=60, suspects=True)
+    tasks = ["", "mail"]
+    first = await backend.claim(10, session="me", visibility=60, tasks=tasks)
+    suspects = await backend.claim(10, session="me", visibility=60, suspects=True, tasks=tasks)
     assert sorted(each.id for each in first.messages) == ["ready", "retried"]
     assert sorted(each.id for each in suspects.messages) == ["claimed-1", "claimed-2", "suspect"]
     assert {each.id: each.timeout for each in suspects.messages}["claimed-1"] == 7.5

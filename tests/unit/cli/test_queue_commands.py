@@ -110,6 +110,7 @@ def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.Mon
         (["--max-attempts", "7"], {}, {"max_attempts": 7}),
         (["--priority", "0"], {}, {"priority": 0}),
         (["--group", "a"], {}, {"group": "a"}),
+        (["--task", "mail.send"], {}, {"task": "mail.send"}),
         ([], {"JOBSYNC_KEY": "k"}, {"key": "k"}),
         ([], {"JOBSYNC_DELAY": "3"}, {"delay": 3.0}),
         ([], {"JOBSYNC_TIMEOUT": "4"}, {"timeout": 4.0}),

@@ -7,6 +7,7 @@ import pytest
 
 from jobsync import Invalid
 from jobsync.queue.backend import NewMessage
+from jobsync.queue.message import are_plain
 from jobsync.queue.placing import check_order, place_messages
 
 MESSAGES = [NewMessage(id=f"id-{n}", value={"n": n}, max_attempts=4) for n in range(3)]
@@ -102,4 +103,4 @@ def test_the_format_says_what_older_code_must_leave_alone(
 ) -> None:
     """Only a key does not concern it."""
     for message in place_messages(MESSAGES, options):
-        assert (message.format, message.is_plain) == (format, is_plain)
+        assert (message.format, are_plain([message])) == (format, is_plain)

@@ -49,6 +49,7 @@ from jobsync.queue.pages.page import (
     LIVE_LANE,
     MAX_MESSAGES,
     MAX_PUSH_BYTES,
+    NO_TASK,
     PageMark,
     QueuePage,
     read_due,
@@ -191,7 +192,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
             visibility=visibility,
             limit=limit,
             suspects=suspects,
-            tasks=None if tasks is None else frozenset(tasks),
+            tasks=NO_TASK if tasks is None else frozenset(tasks),
         )
         return await self._claimer.claim(wanted, at_most)
 

@@ -25,7 +25,7 @@ from jobsync.core.messages import (
     shorten_error,
 )
 from jobsync.queue.backend import EndedClaim, Failure, NewMessage, Settlement
-from jobsync.queue.pages.page import PageClaim, PageMessage, PageState, QueuePage
+from jobsync.queue.pages.page import NO_TASK, PageClaim, PageMessage, PageState, QueuePage
 from jobsync.queue.pages.results import keep_result, limit_results
 
 __all__ = [
@@ -73,12 +73,11 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
     visibility: float
     limit: int
     suspects: bool = False
-    tasks: frozenset[str] | None = None
+    tasks: frozenset[str] = NO_TASK
 
     def wants(self, message: PageMessage) -> bool:
         """Whether a message is of the requested kind."""
-        is_wanted = self.tasks is None or message.task in self.tasks
-        return is_wanted and message.is_suspect == self.suspects
+        return message.task in self.tasks and message.is_suspect == self.suspects
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -96,6 +95,8 @@ class Outlook(msgspec.Struct, frozen=True):
     suspects: int
     due: float | None
     """When the next delay ends; None if none does."""
+    others: int = 0
+    """How many messages of other tasks are not finished."""
 
 
 def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> QueuePage:
@@ -118,19 +119,20 @@ def new_page(birth: str, new_messages: Sequence[NewMessage], now: float) -> Queu
     )
 
 
-def find_outlook(page: QueuePage, now: float, tasks: frozenset[str] | None) -> Outlook:
+def find_outlook(page: QueuePage, now: float, tasks: frozenset[str]) -> Outlook:
     """Return what there is to claim for these tasks."""
-    ready = suspects = 0
+    ready = suspects = others = 0
     due: float | None = None
     for each in page.messages:
-        if tasks is not None and each.task not in tasks:
+        if each.task not in tasks:
+            others += each.state in {"ready", "waiting"}
             continue
         if each.is_claimable(now):
             suspects += each.is_suspect
             ready += not each.is_suspect
         elif each.state == "waiting" and not each.move:
             due = each.due if due is None else min(due, each.due)
-    return Outlook(ready, suspects, due)
+    return Outlook(ready, suspects, due, others)
 
 
 def claim(page: QueuePage, claimant: Claimant, now: float) -> tuple[QueuePage, list[PageMessage]]:

@@ -293,4 +293,5 @@ def _build_message(message: PageMessage, claim: str, place: str) -> Message:
         timeout=message.timeout,
         is_suspect=message.is_suspect,
         enqueued=message.enqueued,
+        task=message.task,
     )

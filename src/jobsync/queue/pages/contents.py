@@ -208,6 +208,7 @@ def _build_info(
         finished=None if is_live else message.finished,
         seen=now,
         format=record.format,
+        task=message.task,
         progress=message.progress if state == "claimed" else None,
         progress_note=message.progress_note if state == "claimed" else "",
         progress_at=message.progress_at or None,

@@ -255,8 +255,8 @@ class PageFinder(KnownPages):
             outlook = self._find_outlook(place, opened, now, wanted.tasks)
             if outlook.suspects if wanted.suspects else outlook.ready:
                 return opened.record.version
-            is_used_up = not (outlook.ready or outlook.suspects or outlook.due)
-            return _EXHAUSTED if is_used_up and wanted.tasks is None else ""
+            has_any = outlook.ready or outlook.suspects or outlook.due or outlook.others
+            return "" if has_any else _EXHAUSTED
         if self._pages.is_unusable(place, listed.version):
             return _EXHAUSTED
         is_waiting = listed.mark is PageMark.WAITING and listed.due <= now and not wanted.suspects

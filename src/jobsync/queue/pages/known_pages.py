@@ -50,7 +50,7 @@ class KnownPage(NamedTuple):
 
 class _Memo(NamedTuple):
     version: str
-    tasks: frozenset[str] | None
+    tasks: frozenset[str]
     at: float
     """The time of day for which it was found."""
     outlook: Outlook
@@ -220,7 +220,7 @@ class KnownPages:
         is_current = known is None or known.listed.version == opened.record.version
         return opened if is_current or opened.read >= known.at else None  # type: ignore[union-attr]
 
-    def find_outlook(self, tasks: frozenset[str] | None) -> Outlook:
+    def find_outlook(self, tasks: frozenset[str]) -> Outlook:
         """Return what there is to claim in all known pages, now and later."""
         now = self._pages.judge_delays()
         ready = suspects = 0
@@ -240,7 +240,7 @@ class KnownPages:
         return Outlook(ready, suspects, min(dues, default=None))
 
     def _find_outlook(
-        self, place: str, opened: OpenPage, now: float, tasks: frozenset[str] | None
+        self, place: str, opened: OpenPage, now: float, tasks: frozenset[str]
     ) -> Outlook:
         memo = self._memos.get(place)
         version = opened.record.version

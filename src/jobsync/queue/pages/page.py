@@ -30,13 +30,14 @@ from jobsync.core.codec import Json
 from jobsync.core.keys import escape
 from jobsync.core.retry import MAX_ATTEMPTS
 from jobsync.errors import Corrupt
-from jobsync.queue.backend import Failure
+from jobsync.queue.backend import MESSAGE_FORMAT, PLAIN_FORMAT, Failure
 
 __all__ = [
     "DEAD_LANE",
     "LIVE_LANE",
     "MAX_MESSAGES",
     "MAX_PUSH_BYTES",
+    "NO_TASK",
     "PAGE_FORMAT",
     "RESULT_MARK",
     "PageClaim",
@@ -50,8 +51,11 @@ __all__ = [
     "read_page",
 ]
 
-PAGE_FORMAT = 1
-"""The format of pages that this code writes, and the highest that it understands."""
+PAGE_FORMAT = MESSAGE_FORMAT
+"""The highest format of pages that this code understands."""
+
+NO_TASK = frozenset({""})
+"""The tasks of a claim of messages without a task."""
 
 MAX_MESSAGES = 1_000
 """The most messages in a page."""
@@ -170,6 +174,11 @@ class QueuePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The nonce of the request that created it. The trail of its record forgets that request."""
     messages: tuple[PageMessage, ...] = ()
     claims: tuple[PageClaim, ...] = ()
+
+    @property
+    def format(self) -> int:
+        """The format that it is stored in: older code leaves alone what it does not understand."""
+        return MESSAGE_FORMAT if any(each.task for each in self.messages) else PLAIN_FORMAT
 
     @property
     def targets(self) -> list[str]:

@@ -21,7 +21,7 @@ from jobsync.queue.pages import changes
 from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
-    PAGE_FORMAT,
+    PageMark,
     PageMessage,
     QueuePage,
     name_page,
@@ -50,6 +50,8 @@ _BACKOFF = ExponentialBackoff(first=0.01, longest=1.0)
 _TIME_TO_FINISH: Seconds = 30.0
 """After a page was requested, a move that it shows may be continued for so long. Later the target
 may have been consumed and dropped, and must not be created again."""
+_MAX_DONE = 50_000
+"""The most pages that are remembered as done, some 300 bytes for each."""
 
 
 class _WaitingChange(Generic[T]):
@@ -88,6 +90,8 @@ class PageStore(PageReader):
         self._ids = components.ids
         self._writers: dict[str, _Writer] = {}
         self._last_millis = 0
+        self._done: dict[str, tuple[str, int]] = {}
+        """Pages that this process has finished: their versions, and how many are completed."""
 
     def name_new(self, lane: str, due: float) -> str:
         """Return the place of a new page. Pages of one process sort in the order of their birth."""
@@ -196,6 +200,8 @@ class PageStore(PageReader):
             match outcome:
                 case Applied(record):
                     self._keep(place, record, page, sent)
+                    if put.mark == PageMark.DONE:
+                        self._remember_done(place, record.version, page)
                     self.ended += ended
                     _finish(batch, results)
                     return
@@ -204,6 +210,17 @@ class PageStore(PageReader):
                 case Unknown(reason):
                     raise OutcomeUnknown(self.topic, reason)
         raise Unavailable(self.topic, "others change the same messages all the time")
+
+    def _remember_done(self, place: str, version: str, page: QueuePage) -> None:
+        completed = sum(each.state == "completed" for each in page.messages)
+        self._done[place] = (version, completed)
+        if len(self._done) > _MAX_DONE:
+            del self._done[next(iter(self._done))]
+
+    def count_done(self, place: str, version: str) -> int | None:
+        """Return how many messages of a page are completed, if this process has finished it."""
+        done = self._done.get(place)
+        return done[1] if done is not None and done[0] == version else None
 
     async def _read_current(self, place: str) -> OpenPage | None:
         """Read a page as it is now; again if it is damaged, perhaps only on its way here."""
@@ -278,7 +295,9 @@ class PageStore(PageReader):
         value = msgspec.json.decode(msgspec.json.encode(page))
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
-        return Put(key, value, base, format=PAGE_FORMAT, nonce=nonce, mark=mark)
+        # A record's format only grows.
+        form = page.format if base is None else max(page.format, base.format)
+        return Put(key, value, base, format=form, nonce=nonce, mark=mark)
 
     async def finish_moves(self, place: str) -> list[str]:
         """Finish the moves out of a page, which this process or another has begun.
@@ -324,6 +343,7 @@ class PageStore(PageReader):
         await self._store.drop([f"{self._prefix}{place}" for place in places])
         for place in places:
             self.forget(place)
+            self._done.pop(place, None)
 
 
 def _finishing(target: str) -> PageChange[bool]:

@@ -7,6 +7,8 @@ age of a page is by the clock of the server alone, as the difference of two of i
 
 Dead letters are removed from their pages by a conditional write first, because somebody may be
 moving them back.
+
+A page that this process finished itself is dropped without a read; see `PageStore.count_done`.
 """
 
 from jobsync.components import Components
@@ -100,18 +102,22 @@ class Retention:
         if self._store.is_billed:
             ages = await self._pages.find_ages(done)
             done = [page for page in done if ages.get(page.place, 0.0) > age]
+        chosen = done[:limit]
+        old: dict[str, int] = {}
+        if self._store.is_billed:
+            counts = {
+                each.place: self._pages.count_done(each.place, each.version) for each in chosen
+            }
+            old = {place: count for place, count in counts.items() if count is not None}
+        # Others are read first: nothing is deleted that is not understood, whatever its mark says.
+        unread = {page.place: page.version for page in chosen if page.place not in old}
         before = self._clock.wall().seconds - age
-        count = 0
-        old = []
-        # Read first: nothing is deleted that is not understood, whatever its mark seems to be.
-        opened = await self._pages.read({page.place: page.version for page in done[:limit]})
-        for place, (_, page, _) in opened.items():
+        for place, (_, page, _) in (await self._pages.read(unread)).items():
             last = max((each.finished for each in page.messages), default=0.0)
             is_old = self._store.is_billed or last < before
             if is_old and page.find_mark(before) is PageMark.DONE:
-                old.append(place)
-                count += sum(each.state == "completed" for each in page.messages)
+                old[place] = sum(each.state == "completed" for each in page.messages)
             self._pages.forget(place)
         if old:
             await self._pages.drop(old)
-        return count
+        return sum(old.values())

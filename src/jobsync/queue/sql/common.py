@@ -45,6 +45,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.limits import QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.joined_connections import unwrap_connection
@@ -87,8 +88,10 @@ class ClaimRequest(NamedTuple):
     session: str
     visibility: float
     suspects: bool
-    tasks: frozenset[str] | None
-    """None for all."""
+    tasks: tuple[str, ...] = ()
+    """The tasks whose messages are wanted, in order."""
+    is_plain: bool = True
+    """Whether messages without a task are wanted."""
 
 
 class ClaimedRows(NamedTuple):
@@ -139,7 +142,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
         payloads = _encode(new_messages)
-        if not all(each.is_plain for each in new_messages):
+        if not are_plain(new_messages):
             try:
                 return await self._placed_push.push(new_messages, payloads)
             finally:
@@ -181,8 +184,9 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         """Claim messages; bury those that cannot be read."""
         del at_most
         (claim,) = self._ids.nonces(1)
-        wanted = None if tasks is None else frozenset(tasks)
-        request = ClaimRequest(limit, claim, session, visibility, suspects, wanted)
+        named = tuple(sorted({*tasks} - {""})) if tasks is not None else ()
+        is_plain = tasks is None or "" in tasks
+        request = ClaimRequest(limit, claim, session, visibility, suspects, named, is_plain)
         claimed = await self._claim(request)
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []

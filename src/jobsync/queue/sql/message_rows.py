@@ -3,7 +3,7 @@
 A row that cannot be decoded fails no other: a claimed one is corrupt, of others the text is shown.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -35,9 +35,15 @@ new one rewrites the row, and a row has an end."""
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
 
-ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
+ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float, str]
 """A claimed message: id, payload, deliveries, returned deliveries, most attempts, timeout, whether
-it is a suspect, and when it was enqueued."""
+it is a suspect, when it was enqueued, and its task."""
+
+_STORED_STATES: Mapping[MessageState, tuple[str, ...]] = {
+    "ready": ("ready", "ranked", "task_ready", "task_ranked"),
+    "waiting": ("waiting", "task_waiting"),
+}
+"""The states of messages that are stored in several: with a priority, with a task."""
 
 
 def encode_error(text: str) -> str:
@@ -63,7 +69,7 @@ def read_message(receipt: Receipt, row: ClaimedRow) -> Message:
     Raises:
         Corrupt: its payload is not JSON, or its numbers are impossible.
     """
-    name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
+    name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued, task = row
     if not 0 <= returned < deliveries < _MAX_DELIVERIES:
         detail = f"its deliveries are {deliveries}, of which {returned} count as returned"
         raise Corrupt(f"message {name}", detail)
@@ -77,12 +83,13 @@ def read_message(receipt: Receipt, row: ClaimedRow) -> Message:
         timeout=timeout,
         is_suspect=bool(suspect),
         enqueued=enqueued,
+        task=task,
     )
 
 
 def find_stored_states(states: Collection[MessageState]) -> list[str]:
     """Return the states as they are stored: a message with a priority is `ranked`, not ready."""
-    return [*states, *(("ranked",) if "ready" in states else ())]
+    return [stored for state in states for stored in _STORED_STATES.get(state, (state,))]
 
 
 class _InfoRow(NamedTuple):
@@ -106,6 +113,7 @@ class _InfoRow(NamedTuple):
     format: int
     priority: int
     group: str | None
+    task: str
     cursor: str
     progress: float | None = None
     progress_note: str | None = None
@@ -145,6 +153,7 @@ def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
         format=row.format,
         priority=row.priority,
         group=row.group,
+        task=row.task,
         progress=row.progress,
         progress_note=row.progress_note or "",
         progress_at=row.progress_at,

@@ -1,11 +1,13 @@
 """Pushes of messages with priorities, groups and keys, and what becomes of them if a reply is lost.
 
 A key whose push had an unknown outcome is remembered. While its message is pending a key protects
-itself. But the message may have arrived unnoticed, and be finished when the key is pushed again.
+itself. But the message may have arrived unnoticed, and be finished when the key is pushed again. If
+the content is the same, too, that is the push repeated, and nothing is added. Other content is
+another message.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from jobsync.errors import JobsyncError, OutcomeUnknown
 from jobsync.queue.backend import NewMessage
@@ -15,6 +17,13 @@ __all__ = ["PlacedPush"]
 _MAX_KEYS = 1_000
 
 Place: TypeAlias = Callable[[Sequence[NewMessage], Sequence[bytes]], Awaitable[Mapping[str, str]]]
+
+
+class _Doubt(NamedTuple):
+    """A message that may or may not have arrived."""
+
+    id: str
+    payload: bytes
 
 
 class PlacedPush:
@@ -35,14 +44,14 @@ class PlacedPush:
         self._place = place
         self._exists = exists
         self._find_holders = find_holders
-        self._doubtful: dict[str, str] = {}
-        """The messages of the latest keys that may or may not have arrived."""
+        self._doubtful: dict[str, _Doubt] = {}
+        """By the latest keys."""
 
     async def push(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> Mapping[str, str]:
         """Add messages where they belong; if the reply is lost, look what has become of them."""
-        arrived = await self._find_arrived(new_messages)
+        arrived = await self._find_arrived(new_messages, payloads)
         if arrived:
             pairs = zip(new_messages, payloads, strict=True)
             left = [(message, payload) for message, payload in pairs if message.id not in arrived]
@@ -56,7 +65,7 @@ class PlacedPush:
                 # A failed check says nothing about the push.
                 holders = None
             if holders is None:
-                self._remember(new_messages)
+                self._remember(new_messages, payloads)
                 raise unknown from None
             return {**arrived, **holders}
 
@@ -75,21 +84,27 @@ class PlacedPush:
                 holders[name] = found[key]
         return holders
 
-    def _remember(self, new_messages: Sequence[NewMessage]) -> None:
-        self._doubtful |= {each.key: each.id for each in new_messages if each.key is not None}
+    def _remember(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
+        self._doubtful |= {
+            message.key: _Doubt(message.id, payload)
+            for message, payload in zip(new_messages, payloads, strict=True)
+            if message.key is not None
+        }
         while len(self._doubtful) > _MAX_KEYS:
             del self._doubtful[next(iter(self._doubtful))]
 
-    async def _find_arrived(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
-        """Return the messages of these keys that have arrived, by the ids of the new ones."""
+    async def _find_arrived(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> Mapping[str, str]:
+        """Return the messages that have arrived before, by the ids of the new ones."""
         if not self._doubtful:
             return {}
         arrived: dict[str, str] = {}
-        for message in new_messages:
+        for message, payload in zip(new_messages, payloads, strict=True):
             former = self._doubtful.pop(message.key, None) if message.key is not None else None
-            # One that replaces has other content, which must be handled.
-            if former is None or message.replace:
+            # One that replaces must be handled, even if its content is the same.
+            if former is None or message.replace or former.payload != payload:
                 continue
-            if await self._exists([former]):
-                arrived[message.id] = former
+            if await self._exists([former.id]):
+                arrived[message.id] = former.id
         return arrived

@@ -153,6 +153,9 @@ class Places(ABC):
             "payload": text,
             "max_attempts": message.max_attempts,
             "timeout": message.timeout,
+            "task": message.task,
+            "lane": message.lane,
+            "format": message.format,
         }
         replaced = yield self._fill("replace", **values, **self._build_due(message))
         if replaced:

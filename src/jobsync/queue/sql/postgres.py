@@ -25,6 +25,7 @@ from jobsync.core.messages import LAPSED, SPARED, MessageState
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
@@ -46,12 +47,11 @@ from jobsync.queue.sql.postgres_places import (
     run_steps,
     run_steps_blocking,
 )
+from jobsync.queue.sql.postgres_statements import build_copy, fill_in_schema
 from jobsync.queue.sql.postgres_transactions import PostgresTransactions
-from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy, fill_in, load_sql
+from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy
 
-__all__ = ["PostgresBackend", "fill_in_schema"]
-
-_SQL = load_sql(__file__, "postgres.sql")
+__all__ = ["PostgresBackend"]
 
 _FIX = "pass a psycopg connection to the database that the queue is in"
 
@@ -75,22 +75,6 @@ _MAX_PROMOTED = 1_000
 
 _MAX_GROUPED = 1_000
 """How many claims with groups are remembered."""
-
-_ORDERS: Mapping[QueueOrder, Mapping[str, str]] = {
-    "fifo": {
-        "late_filter": "",
-        "sorting": "position",
-        "is_later": "due > (SELECT clock_timestamp())",
-    },
-    "lifo": {"late_filter": "AND suspect", "sorting": "position DESC", "is_later": "true"},
-    "priority": {
-        "late_filter": "AND suspect",
-        "sorting": "priority DESC, position",
-        "is_later": "true",
-    },
-}
-"""The other parts of `claim` that depend on the order. Where it is not by time, messages that have
-waited are promoted first."""
 
 _NULL = r"\N"
 _BACKSLASH, _ESCAPED = "\\", r"\\"
@@ -129,8 +113,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         self._places = PostgresPlaces(queue, self._sql, limits.group_concurrency)
         self._grouped: dict[str, None] = {}
         """The latest claims of this process with groups."""
-        self._copy = fill_in(_SQL["copy"], {"schema": access.schema})
-        self._scans: defaultdict[frozenset[str] | None, _ScanState] = defaultdict(_ScanState)
+        self._copy = build_copy(access.schema)
+        self._scans: defaultdict[tuple[Any, bool], _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
         self.transactions = PostgresTransactions(
@@ -180,7 +164,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     ) -> Steps[Mapping[str, str]]:
         """Add messages, and notify listeners in the same transaction."""
         notification = {"channel": self._access.channel, "topic": self.topic}
-        if not all(each.is_plain for each in new_messages):
+        if not are_plain(new_messages):
             holders = yield from self._places.push(new_messages, payloads)
             yield self._sql["notify_topic"], notification
             return holders
@@ -203,6 +187,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
                 "task": message.task,
+                "lane": message.lane,
+                "format": message.format,
             }
         return {
             "queue": self.queue,
@@ -218,10 +204,13 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     def _build_rows(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
         """Return the rows of a COPY."""
         queue = escape_copy(self.queue)
-        tasks = {task: escape_copy(task) for task in {message.task for message in new_messages}}
+        tasks = {
+            each.task: f"{escape_copy(each.task)}\t{each.format}"
+            for each in {message.task: message for message in new_messages}.values()
+        }
         # A ready message has no due time. Of the characters to escape, JSON has only backslashes.
         rows = [
-            f"{queue}\t{escape_copy(message.id)}\tready\tepoch\t"
+            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\t"
             f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
             f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
             for message, payload in zip(new_messages, payloads, strict=True)
@@ -234,8 +223,8 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
         if self.order != "fifo" and not request.suspects:
-            await self._run("promote", {"queue": self.queue, "limit": _MAX_PROMOTED})
-        scan, start = self._scans[request.tasks], self._clock.mono()
+            await self._promote(request)
+        scan, start = self._scans[request.tasks, request.is_plain], self._clock.mono()
         is_full = request.suspects or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
         if claimed.rows and request.claim not in self._grouped:
@@ -251,6 +240,15 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._claim(request)
         return claimed
 
+    async def _promote(self, request: ClaimRequest) -> None:
+        """Let messages whose delays are over take the places that their order gives them."""
+        parameters = {"queue": self.queue, "limit": _MAX_PROMOTED}
+        if request.is_plain:
+            await self._run("promote", parameters)
+        if request.tasks:
+            tasks = as_array(request.tasks)
+            await self._run("promote_tasks", {**parameters, "tasks": tasks})
+
     def _schedule_full_scan(self, scan: _ScanState, start: Mono) -> None:
         now = self._clock.mono()
         scan.last_full = now
@@ -259,7 +257,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
     async def _claim_once(
         self, request: ClaimRequest, scan: _ScanState, *, is_full: bool
     ) -> ClaimedRows:
-        tasks = request.tasks
         parameters = {
             "queue": self.queue,
             "claim": request.claim,
@@ -267,26 +264,29 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             "visibility": float(request.visibility),
             "limit": request.limit,
             "suspects": request.suspects,
-            "tasks": None if tasks is None else as_array(sorted(tasks)),
             "max_bytes": MAX_CLAIM_BYTES,
             "floor": 0 if is_full else scan.floor,
             "since": None if is_full else _SINCE,
         }
+        name = "claim"
+        if request.tasks or not request.is_plain:
+            name = "claim_tasks"
+            parameters |= {"tasks": as_array(request.tasks), "plain": request.is_plain}
         allowed, wait = request.limit, None
         try:
             if self.limits.is_limited:
                 rows, allowed, wait = await self._access.run_steps(
-                    lambda: self._places.claim(self.limits, parameters), self.topic
+                    lambda: self._places.claim(name, self.limits, parameters), self.topic
                 )
             else:
-                rows = await self._run("claim", parameters)
+                rows = await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             return await self._find_claimed(request, unknown)
-        lowest, found, has_suspects, due, lapse = rows[0][:5]
+        lowest, found, has_suspects, due, lapse, has_groups = rows[0][:6]
         if lowest is not None:
             scan.floor = lowest
-        claimed = [row[7:] for row in rows if row[5] is not None]
-        if any(row[6] for row in rows):
+        claimed = [row[6:] for row in rows if row[6] is not None]
+        if has_groups:
             self._remember_groups(request.claim)
         more = allowed == request.limit <= found or found > len(claimed)
         found_rows = ClaimedRows(claimed, has_suspects, due, lapse, more)
@@ -333,12 +333,15 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         unsettled = [self._unsettled.remove(claim) for claim in dict.fromkeys(claims)]
         if not self._grouped.keys().isdisjoint(claims):
             return await self._settle_groups(batch)
-        is_whole = unsettled == [{*ids}] and is_completed(batch)
-        if is_whole and await self._complete_claim(claims[0], len(ids)):
-            return {*ids}
-        columns = {**build_columns(batch), "with_groups": False}
-        name = "complete" if is_completed(batch) else "settle"
-        return await self._settle_rest(batch, await self._run(name, columns))
+        if not is_completed(batch):
+            columns = {**build_columns(batch), "with_groups": False}
+            return await self._settle_rest(batch, await self._run("settle", columns))
+        if unsettled == [{*ids}]:
+            whole = {"claim": claims[0], "count": len(ids)}
+            if await self._run("complete_claim", whole):
+                return {*ids}
+        rows = await self._run("complete", find_claims(ids, claims))
+        return await self._settle_rest(batch, rows)
 
     async def _settle_rest(self, batch: Sequence[Settlement], rows: Sequence[Any]) -> set[str]:
         """Settle what a statement has left alone: claims with groups. Return all that is settled.
@@ -362,10 +365,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         )
         self._notifications.wake(self.topic)
         return settled
-
-    async def _complete_claim(self, claim: str, count: int) -> bool:
-        """Complete all messages of a claim; False means that nothing was done."""
-        return bool(await self._run("complete_claim", {"claim": claim, "count": count}))
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         columns = find_claims(
@@ -439,12 +438,3 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             raise Unavailable(self.topic, unknown.detail) from unknown
-
-
-def fill_in_schema(schema: str, order: QueueOrder = "fifo") -> dict[str, str]:
-    """Return the statements for a schema, which is a quoted name, and an order of claims."""
-    parts = {"fresh": _SQL[f"claim_{order}"], **_ORDERS[order]}
-    # The name may contain the character that marks parameters.
-    values = {"schema": schema.replace("%", "%%")}
-    claim = {"claim": fill_in(_SQL["claim"], parts)}
-    return {name: fill_in(text, values) for name, text in {**_SQL, **claim}.items()}

@@ -18,15 +18,17 @@ NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)
 
 -- fragment: is_known
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
-format <= 2
+format <= 3
 
 -- fragment: shown_state
 -- The state of a message, for display.
-CASE state WHEN 'ranked' THEN 'ready' ELSE state END
+CASE state WHEN 'ranked' THEN 'ready' WHEN 'task_ready' THEN 'ready' WHEN 'task_ranked' THEN 'ready'
+  WHEN 'task_waiting' THEN 'waiting' ELSE state END
 
--- fragment: is_wanted
--- Whether the caller wants messages of this task.
-(%(tasks)s::text[] IS NULL OR task = ANY (%(tasks)s::text[]))
+-- fragment: lane
+-- The start of the states of a message: those with a task are apart, so that a claim never reads the
+-- messages of tasks that its caller does not know.
+CASE WHEN task = '' THEN '' ELSE 'task_' END
 
 -- fragment: next_delivery
 -- The number of the next delivery. A counter at its end stays there; the message is then set aside.
@@ -87,8 +89,8 @@ put AS (
     id, position, queue, state, due, payload, deliveries, returned, max_attempts, timeout, suspect,
     errors, enqueued, format, task, priority, group_name
   )
-  SELECT id, position, queue, state, next_due, payload, deliveries, next_returned, max_attempts,
-    timeout, is_suspect, next_errors, enqueued, format, task, priority, group_name
+  SELECT id, position, queue, {lane} || state, next_due, payload, deliveries, next_returned,
+    max_attempts, timeout, is_suspect, next_errors, enqueued, format, task, priority, group_name
   FROM places WHERE is_ended AND state = 'waiting' AND id IS NOT NULL ORDER BY place
   -- Only if somebody has written the same id twice.
   ON CONFLICT (id) DO NOTHING
@@ -124,15 +126,16 @@ put AS (
 -- A message that is not claimed, for display.
 queue, id, {shown_state}, payload, deliveries, returned, max_attempts, errors, '', suspect,
 extract(epoch FROM enqueued)::float8,
-CASE WHEN state = 'waiting' THEN extract(epoch FROM due)::float8 END, NULL::float8, NULL::float8,
-extract(epoch FROM clock_timestamp())::float8, format, priority, group_name, position::text
+CASE WHEN state IN ('waiting', 'task_waiting') THEN extract(epoch FROM due)::float8 END,
+NULL::float8, NULL::float8,
+extract(epoch FROM clock_timestamp())::float8, format, priority, group_name, task, position::text
 
 -- fragment: claimed
 -- A claimed message, for display.
 c.queue, p.id, 'claimed', p.payload, p.deliveries, p.returned, p.max_attempts, p.errors, c.session,
 c.is_suspect, extract(epoch FROM p.enqueued)::float8, extract(epoch FROM p.due)::float8,
 extract(epoch FROM c.claimed)::float8, NULL::float8,
-extract(epoch FROM clock_timestamp())::float8, c.format, p.priority, p.group_name,
+extract(epoch FROM clock_timestamp())::float8, c.format, p.priority, p.group_name, p.task,
 p.position::text
 
 -- fragment: completed
@@ -140,14 +143,14 @@ p.position::text
 c.queue, p.id, 'completed', NULL::text, p.deliveries, p.returned, p.max_attempts, p.errors,
 c.session, false, extract(epoch FROM p.enqueued)::float8, NULL::float8, NULL::float8,
 extract(epoch FROM p.finished)::float8, extract(epoch FROM clock_timestamp())::float8, c.format,
-p.priority, p.group_name, extract(epoch FROM p.finished)::text || ' ' || p.id
+p.priority, p.group_name, p.task, extract(epoch FROM p.finished)::text || ' ' || p.id
 
 -- fragment: finished
 -- A finished message, for display.
 queue, id, state, payload, deliveries, returned, max_attempts, errors, session, false,
 extract(epoch FROM enqueued)::float8, NULL::float8, NULL::float8,
 extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8, format,
-priority, group_name, extract(epoch FROM finished)::text || ' ' || id
+priority, group_name, task, extract(epoch FROM finished)::text || ' ' || id
 
 -- fragment: after_time
 -- The time of the cursor for finished messages.
@@ -181,11 +184,12 @@ high >= %(low)s AND low <= %(high)s AND ids && %(ids)s::text[]
 -- fragment: push_many
 -- Add messages in order. Their ids are new: nobody sends a message again.
 WITH done AS (
-  INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
-  SELECT %(queue)s, id,
-    CASE WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN 'waiting' ELSE 'ready' END,
+  INSERT INTO {schema}.jobsync_message
+    (queue, id, state, due, payload, max_attempts, timeout, task, format)
+  SELECT %(queue)s, id, {lane}
+    || CASE WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN 'waiting' ELSE 'ready' END,
     coalesce(to_timestamp(at), clock_timestamp() + delay * interval '1 second'), payload,
-    max_attempts, timeout, task
+    max_attempts, timeout, task, CASE WHEN task = '' THEN 1 ELSE 3 END
   FROM unnest(
     %(ids)s::text[], %(payloads)s::text[], %(delays)s::float8[], %(times)s::float8[],
     %(max_attempts)s::integer[], %(timeouts)s::float8[], %(tasks)s::text[]
@@ -195,14 +199,15 @@ WITH done AS (
 
 -- fragment: insert_one
 -- Add one message, in a form that is planned only once.
-INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task)
+INSERT INTO {schema}.jobsync_message
+  (queue, id, state, due, payload, max_attempts, timeout, task, format)
 VALUES (
-  %(queue)s, %(id)s,
+  %(queue)s, %(id)s, %(lane)s::text ||
   CASE WHEN %(delay)s > 0 OR to_timestamp(%(at)s::float8) > clock_timestamp()
     THEN 'waiting' ELSE 'ready' END,
   coalesce(
     to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'
-  ), %(payload)s, %(max_attempts)s, %(timeout)s, %(task)s
+  ), %(payload)s, %(max_attempts)s, %(timeout)s, %(task)s, %(format)s
 ) RETURNING 1
 
 -- fragment: notify
@@ -231,7 +236,8 @@ WITH done AS (
 
 -- name: copy
 -- Add many new messages without a delay: half the cost of an INSERT.
-COPY {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout, task) FROM STDIN;
+COPY {schema}.jobsync_message
+  (queue, id, state, due, payload, max_attempts, timeout, task, format) FROM STDIN;
 
 -- name: exists
 -- Whether any of these messages exists, finished or not. A push is one transaction, so one message
@@ -250,15 +256,9 @@ SELECT EXISTS (SELECT 1 FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::t
 -- name: claim
 -- Claim due messages: those that waited, then new ones in their order. A claim ends early if its
 -- messages are large. Each row starts with the lowest position that was ready, how many messages were
--- found, whether there are suspects to claim, and the seconds until the next delay ends and the next
--- claim lapses; it has no message if nothing was claimed.
-WITH late AS MATERIALIZED (
-  SELECT ctid AS place, octet_length(payload) + octet_length(errors) AS size
-  FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open} {late_filter}
-  ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-), {fresh}, found AS (
+-- found, whether there are suspects to claim, the seconds until the next delay ends and the next claim
+-- lapses, and whether messages have groups; it has no message if nothing was claimed.
+WITH {late}, {fresh}, found AS (
   SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS size_before
   FROM (SELECT place, size FROM late UNION ALL SELECT place, size FROM fresh) AS f
 ), taken AS (
@@ -280,42 +280,70 @@ WITH late AS MATERIALIZED (
     array_agg(max_attempts), CASE WHEN bool_or(timeout IS NOT NULL) THEN array_agg(timeout) END,
     CASE WHEN bool_or(errors <> '') THEN array_agg(errors) END, array_agg(enqueued),
     CASE WHEN bool_or(task <> '') THEN array_agg(task) END, max(format),
-    CASE WHEN bool_or(priority <> 0) THEN array_agg(priority) END,
-    CASE WHEN bool_or(group_name IS NOT NULL) THEN array_agg(group_name) END
+    -- Of plain messages these are not even looked at.
+    CASE WHEN max(format) > 1 THEN (
+      SELECT CASE WHEN bool_or(priority <> 0) THEN array_agg(priority ORDER BY {sorting}) END FROM taken
+    ) END,
+    CASE WHEN max(format) > 1 THEN (
+      SELECT CASE WHEN bool_or(group_name IS NOT NULL) THEN array_agg(group_name ORDER BY {sorting}) END
+      FROM taken
+    ) END
   FROM (SELECT * FROM taken ORDER BY {sorting}) AS t HAVING count(*) > 0
 ), rest AS (
-  SELECT (SELECT min(position) FROM plain) AS lowest, (SELECT count(*) FROM found) AS found,
-    EXISTS (
-      SELECT 1 FROM {schema}.jobsync_message
-      WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
-      AND due >= {earliest} AND {is_known} AND {is_wanted} AND {is_open}
-    ) AS suspects,
+  SELECT {summary},
     -- Not the difference of two times: a time may be infinite, and the difference may not.
-    extract(epoch FROM least(
-      (SELECT due FROM {schema}.jobsync_message
-       WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
-       AND {is_known} AND {is_wanted} ORDER BY due LIMIT 1),
-      (SELECT due FROM {schema}.jobsync_message
-       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
-       AND {is_known} AND {is_wanted} ORDER BY due LIMIT 1)
-    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS due,
+    extract(epoch FROM {next_due})::float8 - extract(epoch FROM clock_timestamp())::float8 AS due,
     extract(epoch FROM (
       SELECT due FROM {schema}.jobsync_claim
       WHERE queue = %(queue)s AND closed IS NULL AND due >= {earliest} AND {is_known}
       ORDER BY due LIMIT 1
-    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
+    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse,
+    EXISTS (SELECT 1 FROM taken WHERE group_name IS NOT NULL) AS has_groups
 )
-SELECT rest.*, position, group_name IS NOT NULL, id, payload, deliveries, returned, max_attempts,
-  timeout, %(suspects)s, extract(epoch FROM enqueued)::float8
+SELECT rest.*, id, payload, deliveries, returned, max_attempts, timeout, %(suspects)s,
+  extract(epoch FROM enqueued)::float8, task
 FROM rest LEFT JOIN taken ON true ORDER BY {sorting};
+
+-- fragment: size
+-- The size of a message.
+octet_length(payload) + octet_length(errors) AS size
+
+-- name: claim_late
+-- The parts of `claim` for messages without a task. First, those that have waited.
+late AS MATERIALIZED (
+  SELECT ctid AS place, {size} FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
+  AND due >= {earliest} AND {is_known} AND {is_open} {late_filter}
+  ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+);
+
+-- name: claim_summary
+-- Likewise, the lowest position, how many were found, and whether there are suspects.
+(SELECT min(position) FROM plain) AS lowest, (SELECT count(*) FROM found) AS found,
+EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
+  AND due >= {earliest} AND {is_known} AND {is_open}
+) AS suspects;
+
+-- name: claim_next_due
+-- Likewise, when the next delay ends.
+least(
+  (SELECT due FROM {schema}.jobsync_message
+   WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
+   AND {is_known} ORDER BY due LIMIT 1),
+  (SELECT due FROM {schema}.jobsync_message
+   WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
+   AND {is_known} ORDER BY due LIMIT 1)
+);
 
 -- fragment: candidate
 -- What a claim looks at first of a message.
-ctid AS place, octet_length(payload) + octet_length(errors) AS size, position
+ctid AS place, {size}, position
 
 -- fragment: is_claimable
 -- Whether a ready message may be claimed.
-queue = %(queue)s AND NOT %(suspects)s AND {is_known} AND {is_wanted} AND {is_open}
+queue = %(queue)s AND NOT %(suspects)s AND {is_known} AND {is_open}
 
 -- name: claim_fifo
 -- The parts of `claim` that depend on the order: how ready messages are chosen. Those with a priority
@@ -366,6 +394,129 @@ high AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ), fresh AS (SELECT * FROM high UNION ALL SELECT * FROM plain UNION ALL SELECT * FROM low);
 
+-- fragment: locked
+-- The candidate `c`, unless another claim has locked it.
+CROSS JOIN LATERAL (
+  SELECT ctid AS place, {size} FROM {schema}.jobsync_message WHERE ctid = c.place
+  FOR UPDATE SKIP LOCKED
+) AS m
+
+-- fragment: is_late
+-- Whether a message has waited long enough, and is of the kind that is claimed.
+queue = %(queue)s AND suspect = %(suspects)s AND due <= {now} AND due >= {earliest} AND {is_known}
+AND {is_open}
+
+-- name: claim_tasks_late
+-- The parts of `claim` for messages of tasks, and of none if `plain`. An index has those of each task
+-- apart. So the first of each task are candidates, and of these the first are locked.
+waited AS MATERIALIZED (
+  SELECT c.place, c.due FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+    SELECT ctid AS place, due FROM {schema}.jobsync_message
+    WHERE {is_late} AND state = 'task_waiting' AND task = t.name {late_filter}
+    ORDER BY due LIMIT %(limit)s
+  ) AS c
+  UNION ALL (
+    SELECT ctid, due FROM {schema}.jobsync_message
+    WHERE %(plain)s AND {is_late} AND state = 'waiting' {late_filter}
+    ORDER BY due LIMIT %(limit)s
+  )
+  ORDER BY due
+), late AS MATERIALIZED (
+  SELECT m.place, m.size FROM waited AS c {locked} LIMIT %(limit)s
+);
+
+-- name: claim_tasks_fresh
+-- Likewise, those that are ready.
+available AS MATERIALIZED (
+  SELECT c.place, c.position, c.priority
+  FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+    (
+      SELECT ctid AS place, position, priority FROM {schema}.jobsync_message
+      WHERE {is_claimable} AND state = 'task_ready' AND task = t.name {floor_filter}
+      ORDER BY position {direction} LIMIT %(limit)s
+    ) UNION ALL (
+      SELECT ctid, position, priority FROM {schema}.jobsync_message
+      WHERE {is_claimable} AND state = 'task_ranked' AND task = t.name
+      ORDER BY priority DESC, position LIMIT %(limit)s
+    )
+  ) AS c
+  UNION ALL (
+    SELECT ctid, position, priority FROM {schema}.jobsync_message
+    WHERE %(plain)s AND {is_claimable} AND state = 'ready' {floor_filter}
+    ORDER BY position {direction} LIMIT %(limit)s
+  )
+  UNION ALL (
+    SELECT ctid, position, priority FROM {schema}.jobsync_message
+    WHERE %(plain)s AND {is_claimable} AND state = 'ranked'
+    ORDER BY priority DESC, position LIMIT %(limit)s
+  )
+), ordered AS MATERIALIZED (
+  SELECT place FROM available ORDER BY {candidates}
+), fresh AS MATERIALIZED (
+  SELECT m.place, m.size FROM ordered AS c {locked}
+  LIMIT (SELECT %(limit)s - count(*) FROM late)
+);
+
+-- name: claim_tasks_summary
+-- Likewise. If there are enough candidates, others may have locked some of them, and there is more.
+(SELECT min(position) FROM available WHERE priority = 0) AS lowest,
+(
+  SELECT CASE WHEN count(*) < %(limit)s THEN (SELECT count(*) FROM found) ELSE %(limit)s END
+  FROM (SELECT FROM waited UNION ALL SELECT FROM available) AS c
+) AS found,
+EXISTS (
+  SELECT 1 FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.jobsync_message
+    WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND suspect
+    AND due <= {now} AND due >= {earliest} AND {is_known} AND {is_open} LIMIT 1
+  ) AS m
+) OR (%(plain)s AND EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
+  AND due >= {earliest} AND {is_known} AND {is_open}
+)) AS suspects;
+
+-- name: claim_tasks_next_due
+-- Likewise.
+least((
+  SELECT min(m.due) FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+    (
+      SELECT due FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND NOT suspect
+      AND {is_later} AND {is_known} ORDER BY due LIMIT 1
+    ) UNION ALL (
+      SELECT due FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND suspect
+      AND due > {now} AND {is_known} ORDER BY due LIMIT 1
+    )
+  ) AS m
+), (
+  SELECT min(due) FROM (
+    (
+      SELECT due FROM {schema}.jobsync_message
+      WHERE %(plain)s AND queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
+      AND {is_known} ORDER BY due LIMIT 1
+    ) UNION ALL (
+      SELECT due FROM {schema}.jobsync_message
+      WHERE %(plain)s AND queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
+      AND {is_known} ORDER BY due LIMIT 1
+    )
+  ) AS m
+));
+
+-- name: promote_tasks
+-- Let messages of tasks whose delays are over take the places that their order gives them.
+WITH late AS MATERIALIZED (
+  SELECT c.id FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+    SELECT id FROM {schema}.jobsync_message
+    WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND NOT suspect
+    AND due <= {now} AND {is_known} ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+  ) AS c
+)
+UPDATE {schema}.jobsync_message AS m
+SET state = CASE WHEN m.priority = 0 THEN 'task_ready' ELSE 'task_ranked' END
+FROM late WHERE m.id = late.id RETURNING 1;
+
 -- name: promote
 -- Let messages whose delays are over take the places that their order gives them.
 WITH late AS MATERIALIZED (
@@ -380,7 +531,7 @@ FROM late WHERE m.id = late.id RETURNING 1;
 -- name: find_claimed
 -- The messages of a claim whose reply was lost.
 SELECT p.id, p.payload, p.deliveries, p.returned, p.max_attempts, p.timeout, c.is_suspect,
-  extract(epoch FROM p.enqueued)::float8
+  extract(epoch FROM p.enqueued)::float8, p.task
 FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
 
@@ -394,7 +545,8 @@ WHERE claim = ANY (%(distinct)s::text[]) AND groups IS NOT NULL
 -- far the cheapest one for claims of a few messages.
 UPDATE {schema}.jobsync_claim
 SET outcomes = repeat('c', open), open = 0, completed = open,
-  finished = array_fill(clock_timestamp(), ARRAY[open]), closed = clock_timestamp(), payloads = NULL
+  finished = array_fill(t.time, ARRAY[open]), closed = t.time, payloads = NULL
+FROM (SELECT clock_timestamp() AS time) AS t
 WHERE claim = %(claim)s AND cardinality(ids) = %(count)s AND outcomes = repeat('o', %(count)s)
 AND groups IS NULL
 RETURNING 1;
@@ -558,13 +710,17 @@ ORDER BY p.position LIMIT %(limit)s;
 
 -- name: browse_completed
 -- List completed messages, the oldest first: in claims, and those that older code has completed. The
--- first claims that were closed, one for each message to list, and claims that began before they ended
--- have all that is listed.
+-- first closed claims that have any, one for each message to list, and claims that began before they
+-- ended have all that is listed.
 SELECT {completed} FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.queue = %(queue)s AND c.closed >= {after_time} AND c.completed > 0
 AND c.claimed <= coalesce((
-  SELECT closed FROM {schema}.jobsync_claim
-  WHERE queue = %(queue)s AND closed >= {after_time} AND completed > 0
+  SELECT closed FROM {schema}.jobsync_claim AS d
+  WHERE queue = %(queue)s AND closed >= {after_time} AND completed > 0 AND EXISTS (
+    -- One whose messages were completed earlier than it was closed may have none to list.
+    SELECT 1 FROM unnest(d.ids, string_to_array(d.outcomes, NULL), d.finished) AS i (id, outcome, time)
+    WHERE i.outcome = 'c' AND i.id IS NOT NULL AND (i.time, i.id) > {after}
+  )
   ORDER BY closed OFFSET %(limit)s LIMIT 1
 ), 'infinity') AND p.outcome = 'c' AND p.id IS NOT NULL AND (p.finished, p.id) > {after}
 UNION ALL
@@ -589,7 +745,7 @@ ORDER BY finished, id LIMIT %(limit)s;
 -- Find messages of any queue by id, each with its progress or its result.
 WITH found (
   queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect, enqueued,
-  due, claimed, finished, seen, format, priority, group_name, cursor
+  due, claimed, finished, seen, format, priority, group_name, task, cursor
 ) AS (
   SELECT {waiting} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
   UNION ALL
@@ -617,7 +773,9 @@ LEFT JOIN {schema}.jobsync_result AS r ON r.id = f.id AND f.state = 'completed';
 -- name: find_head
 -- The head of a group.
 SELECT {waiting} FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND group_name = %(group)s AND state IN ('ready', 'ranked', 'waiting')
+WHERE queue = %(queue)s AND group_name = %(group)s AND state IN (
+  'ready', 'ranked', 'waiting', 'task_ready', 'task_ranked', 'task_waiting'
+)
 UNION ALL
 SELECT {claimed} FROM {schema}.jobsync_claim AS c {in_claim}
 WHERE c.queue = %(queue)s AND c.closed IS NULL AND c.groups IS NOT NULL AND p.outcome = 'o'
@@ -691,10 +849,10 @@ SELECT state, sum(number)::bigint FROM (
 -- Count the messages of newer code by format.
 SELECT format, sum(number)::bigint FROM (
   SELECT format, count(*) FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND format > 2 GROUP BY format
+  WHERE queue = %(queue)s AND format > 3 GROUP BY format
   UNION ALL
   SELECT format, sum(open) FROM {schema}.jobsync_claim
-  WHERE queue = %(queue)s AND format > 2 AND open > 0 GROUP BY format
+  WHERE queue = %(queue)s AND format > 3 AND open > 0 GROUP BY format
 ) AS counts (format, number) GROUP BY format ORDER BY format;
 
 -- name: choose_dead
@@ -710,7 +868,7 @@ INSERT INTO {schema}.jobsync_message (
   id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, errors, enqueued,
   format, task, priority, group_name
 )
-SELECT id, queue, CASE WHEN id = ANY (%(blocked)s::text[]) THEN 'blocked' ELSE 'waiting' END,
+SELECT id, queue, CASE WHEN id = ANY (%(blocked)s::text[]) THEN 'blocked' ELSE {lane} || 'waiting' END,
   clock_timestamp(), payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued,
   format, task, priority, group_name
 FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[]) ORDER BY finished, id RETURNING 1;
@@ -854,7 +1012,7 @@ WHERE g.queue = %(queue)s AND g.name = n.name RETURNING 1;
 -- name: unblock
 -- Let the next message of each of these groups be a head; return the groups.
 UPDATE {schema}.jobsync_message AS m
-SET state = 'waiting', due = greatest(m.due, clock_timestamp())
+SET state = {lane} || 'waiting', due = greatest(m.due, clock_timestamp())
 FROM unnest(%(names)s::text[]) AS g (name) CROSS JOIN LATERAL (
   SELECT id FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND group_name = g.name AND state = 'blocked'
@@ -874,8 +1032,8 @@ INSERT INTO {schema}.jobsync_message (
 )
 SELECT %(queue)s, id,
   CASE WHEN is_blocked THEN 'blocked'
-    WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN 'waiting'
-    WHEN priority <> 0 THEN 'ranked' ELSE 'ready' END,
+    WHEN delay > 0 OR to_timestamp(at) > clock_timestamp() THEN {lane} || 'waiting'
+    WHEN priority <> 0 THEN {lane} || 'ranked' ELSE {lane} || 'ready' END,
   coalesce(to_timestamp(at), clock_timestamp() + delay * interval '1 second'), payload,
   max_attempts, timeout, task, format, priority, group_name
 FROM unnest(
@@ -927,8 +1085,8 @@ WHERE c.closed IS NULL AND {has_any_id} AND p.outcome = 'o' AND p.id = ANY (%(id
 -- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE {schema}.jobsync_message
 SET payload = %(payload)s, max_attempts = %(max_attempts)s, returned = deliveries,
-  timeout = %(timeout)s,
-  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END,
+  timeout = %(timeout)s, task = %(task)s, format = greatest(format, %(format)s),
+  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE %(lane)s::text || 'waiting' END,
   due = coalesce(
     to_timestamp(%(at)s::float8), clock_timestamp() + %(delay)s * interval '1 second'
   )
@@ -1099,5 +1257,6 @@ SELECT 1 FROM gone UNION ALL SELECT 1 FROM forgotten;
 -- name: run_now
 -- End the delay of a message.
 UPDATE {schema}.jobsync_message SET due = clock_timestamp()
-WHERE id = %(id)s AND queue = %(queue)s AND state = 'waiting' AND due > {now} AND {is_known}
+WHERE id = %(id)s AND queue = %(queue)s AND state IN ('waiting', 'task_waiting')
+AND due > {now} AND {is_known}
 RETURNING 1;

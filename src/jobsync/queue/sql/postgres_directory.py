@@ -11,7 +11,7 @@ from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import QueuePart
 from jobsync.queue.directory import TOPIC
 from jobsync.queue.sql import MessageGroup, SqlDirectory
-from jobsync.queue.sql.postgres import fill_in_schema
+from jobsync.queue.sql.postgres_statements import fill_in_schema
 from jobsync.stores.sql import PostgresAccess, as_array
 
 __all__ = ["PostgresQueueDirectory"]

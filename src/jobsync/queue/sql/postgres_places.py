@@ -39,7 +39,7 @@ class PostgresPlaces(Places):
         super().__init__(queue, sql, as_array, most_heads)
 
     def claim(
-        self, limits: QueueLimits, parameters: Mapping[str, Any]
+        self, statement: str, limits: QueueLimits, parameters: Mapping[str, Any]
     ) -> Steps[tuple[list[Any], int, float | None]]:
         """Claim as many messages as the limits of the queue allow.
 
@@ -47,8 +47,8 @@ class PostgresPlaces(Places):
             The rows, how many messages were allowed, and the seconds until the rate allows more.
         """
         allowance = yield from self.begin_claim(limits, parameters["limit"])
-        rows = yield self._sql["claim"], {**parameters, "limit": allowance.most}
-        claimed = sum(row[5] is not None for row in rows)
+        rows = yield self._sql[statement], {**parameters, "limit": allowance.most}
+        claimed = sum(row[6] is not None for row in rows)
         wait = yield from self.end_claim(limits, allowance, claimed)
         return rows, allowance.most, wait
 

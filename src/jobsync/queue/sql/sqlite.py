@@ -17,6 +17,7 @@ from jobsync.core.messages import MessageState
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
+from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import ANSWERS_TTL, UnsettledClaims
 from jobsync.queue.sql.common import (
@@ -78,7 +79,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         super().__init__(access, queue, components, order, limits)
         self._access = access
         self._is_idle = False
-        self._has_foreign = True
+        self._has_foreign: defaultdict[tuple[Any, bool], bool] = defaultdict(lambda: True)
+        """Whether there may be delays of another boot, by what the claims want."""
         """Whether there may be delays that count from another boot."""
         self._unsettled = UnsettledClaims()
         self.transactions = open_transactions(
@@ -108,7 +110,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         if needs_transaction:
             connection.execute("BEGIN IMMEDIATE")
         holders: Mapping[str, str] = {}
-        if all(each.is_plain for each in new_messages):
+        if are_plain(new_messages):
             connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
         else:
             holders = self._place_within(connection, new_messages, payloads)
@@ -148,7 +150,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             {
                 "queue": self.queue,
                 "id": message.id,
-                "state": "waiting" if (delay := message.find_delay(now)) > 0 else "ready",
+                "state": message.lane
+                + ("waiting" if (delay := message.find_delay(now)) > 0 else "ready"),
                 "due": now + delay,
                 "boot": boot if delay > 0 else 0,
                 "wakes": mono + delay if delay > 0 else None,
@@ -156,6 +159,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
                 "task": message.task,
+                "format": message.format,
                 "now": now,
             }
             for message, payload in zip(new_messages, payloads, strict=True)
@@ -166,18 +170,21 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         return bool(exists)
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
-        tasks = request.tasks
         parameters: dict[str, Any] = {
             "queue": self.queue,
             "suspects": request.suspects,
             "limit": request.limit,
-            "tasks": None if tasks is None else to_json(sorted(tasks)),
+            "tasks": to_json(request.tasks),
+            "plain": request.is_plain,
         }
+        wanted = (request.tasks, request.is_plain)
+        names = ("outlook", "has_waiting"), ("task_outlook", "has_waiting_tasks")
+        look, find_waiting = names[wanted != ((), True)]
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
-            ((has_waiting,),) = connection.execute(SQL["has_waiting"], parameters)
-            if has_waiting and self._has_foreign:
+            ((has_waiting,),) = connection.execute(SQL[find_waiting], parameters)
+            if has_waiting and self._has_foreign[wanted]:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
             selection = select_messages(
                 connection, self._places(), parameters, self.order, self.limits, has_waiting
@@ -188,20 +195,22 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
                 values = {**parameters, "due": mono + request.visibility, "boot": boot}
                 insert_claim(connection, request, rows, values)
             if has_waiting:
-                outlook = connection.execute(SQL["outlook"], parameters).fetchone()
+                outlook = connection.execute(SQL[look], parameters).fetchone()
             else:
                 lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
                 outlook = (False, False, None, None, *(lapse or (None, None)), False)
-            found = [row[1:9] for row in rows]
+            found = [row[1:10] for row in rows]
+            self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result(found, outlook, is_more=selection.is_full)
             return claimed if selection.wait is None else claimed.limit_due(selection.wait)
 
         if self._is_idle:
             # A read blocks no writer.
             parameters.update(self._read_delay_time())
-            (outlook,) = await self._access.read(SQL["outlook"], parameters)
+            (outlook,) = await self._access.read(SQL[look], parameters)
+            self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result([], outlook, is_more=False)
-            if not (outlook[0] or self._has_foreign):
+            if not (outlook[0] or outlook[-1]):
                 return claimed
         claimed = await self._write_repeatable(work)
         self._is_idle = not claimed.more
@@ -213,9 +222,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
     ) -> ClaimedRows:
         (boot, mono), (_, delay_now) = self._since_boot(), read_delay_clock(self._access.clock)
-        _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
+        _, suspects, due, suspect_due, lapse, lapse_boot, has_foreign = outlook
         delays = [time - delay_now for time in (due, suspect_due) if time is not None]
-        if self._has_foreign:
+        if has_foreign:
             delays.append(0.0)
         lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
         return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in, is_more)
@@ -228,9 +237,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             claim
             for claim, part in parts.items()
             if self._unsettled.remove(claim) == {each.receipt.id for each in part}
-            and all(
-                each.move == "complete" and not each.error and each.result is None for each in part
-            )
+            and all(each.move == "complete" and not each.error for each in part)
+            and all(each.result is None for each in part)
         }
         corrupt: list[Corrupt] = []
         most_heads = self.limits.group_concurrency

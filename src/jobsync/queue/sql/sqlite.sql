@@ -4,15 +4,17 @@
 
 -- fragment: is_known
 -- Whether this code understands a message. Messages of newer code are only counted and shown.
-format <= 2
+format <= 3
 
 -- fragment: shown_state
 -- The state of a message, for display.
-CASE state WHEN 'ranked' THEN 'ready' ELSE state END
+CASE state WHEN 'ranked' THEN 'ready' WHEN 'task_ready' THEN 'ready' WHEN 'task_ranked' THEN 'ready'
+  WHEN 'task_waiting' THEN 'waiting' ELSE state END
 
--- fragment: is_wanted
--- Whether the caller wants messages of this task.
-(:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+-- fragment: lane
+-- The start of the states of a message: those with a task are apart, so that a claim never reads the
+-- messages of tasks that its caller does not know.
+CASE WHEN task = '' THEN '' ELSE 'task_' END
 
 -- fragment: next_delivery
 -- The number of the next delivery. A counter at its end stays there; the message is then set aside.
@@ -22,7 +24,7 @@ CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
 -- A message to claim. Payload and errors are read as bytes: text that is not UTF-8 would fail the
 -- query, not only its own row.
 position, id, CAST(payload AS BLOB), {next_delivery}, returned, max_attempts, timeout, suspect,
-enqueued, task, CAST(errors AS BLOB), priority, group_name, format
+enqueued, task, CAST(errors AS BLOB), priority, group_name, format, wakes
 
 -- fragment: is_open
 -- Whether the queue is not paused.
@@ -48,13 +50,27 @@ SELECT position FROM jobsync_message
 WHERE queue = :queue AND state = 'waiting' AND suspect IN (0, 1) AND boot = :boot
 AND wakes IS NULL AND {is_known}
 
+-- fragment: foreign_task_delays
+-- Likewise, of messages of tasks.
+SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value AND m.suspect IN (0, 1)
+AND m.boot < :boot AND {is_known}
+UNION ALL
+SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value AND m.suspect IN (0, 1)
+AND m.boot > :boot AND {is_known}
+UNION ALL
+SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value AND m.suspect IN (0, 1)
+AND m.boot = :boot AND m.wakes IS NULL AND {is_known}
+
 -- fragment: waiting
 -- A message that is not claimed, for display. Delays are counted from boot; people read wall time.
 queue, id, {shown_state}, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, '',
 suspect, enqueued,
-CASE state WHEN 'waiting' THEN
+CASE WHEN state IN ('waiting', 'task_waiting') THEN
   CASE WHEN boot = :delay_boot AND wakes IS NOT NULL THEN :now + wakes - :delay_now ELSE due END
-END, NULL, NULL, :now, format, priority, group_name, CAST(position AS TEXT)
+END, NULL, NULL, :now, format, priority, group_name, task, CAST(position AS TEXT)
 
 -- fragment: in_claim
 -- Claims `c` and their messages `m`. What somebody has overwritten fails no other claim.
@@ -102,8 +118,9 @@ coalesce(CASE WHEN json_valid(c.times) THEN json_extract(c.times, '$[' || m.key 
   c.finished)
 
 -- fragment: item_place
--- The priority and the group of a message `m`.
-coalesce(json_extract({item}, '$[10]'), 0), json_extract({item}, '$[11]')
+-- The priority, the group and the task of a message `m`.
+coalesce(json_extract({item}, '$[10]'), 0), json_extract({item}, '$[11]'),
+coalesce(json_extract({item}, '$[7]'), '')
 
 -- fragment: claimed
 -- A claimed message, for display. Claims are counted from boot; people read wall time.
@@ -120,7 +137,7 @@ c.queue, {item_id}, 'completed', NULL, {counters}, c.session, 0, {item_enqueued}
 -- A cancelled message or a dead letter, for display, or one that older code has completed. The caller
 -- builds the cursor.
 queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-0, enqueued, NULL, NULL, finished, :now, format, priority, group_name
+0, enqueued, NULL, NULL, finished, :now, format, priority, group_name, task
 
 -- fragment: numbers
 -- The claims that may have any of these ids.
@@ -145,10 +162,10 @@ CAST(messages AS BLOB), CAST(errors AS BLOB), CAST(dues AS BLOB), CAST(times AS 
 -- name: push
 -- Add a message.
 INSERT INTO jobsync_message (
-  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued, task
+  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued, task, format
 )
 VALUES (
-  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now, :task
+  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now, :task, :format
 );
 
 -- name: exists
@@ -172,42 +189,128 @@ SET boot = :boot, wakes = :mono + max(0, min(
   CASE WHEN due > coalesce(claimed, enqueued) THEN due - coalesce(claimed, enqueued)
     ELSE due - :now END
 ))
-WHERE position IN (SELECT position FROM ({foreign_delays}) LIMIT :limit);
+WHERE position IN (
+  SELECT position FROM ({foreign_delays} UNION ALL {foreign_task_delays}) LIMIT :limit
+);
 
 -- name: has_waiting
 -- Whether any message waits: mostly none does, and this costs less than to select those that are due.
 SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'waiting');
 
+-- name: has_waiting_tasks
+-- Likewise, any message without a task, or of these tasks.
+SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'waiting')
+OR EXISTS (
+  SELECT 1 FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value
+);
+
 -- name: select_waiting
 -- Select due messages that waited, suspects or others.
 SELECT {message} FROM jobsync_message
 WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
-AND {is_known} AND {is_wanted} AND {is_open}
+AND {is_known} AND {is_open}
 ORDER BY wakes, position LIMIT :limit;
 
 -- name: select_ready
 -- Select ready messages without a priority, the oldest first.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
+WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_open}
 ORDER BY position LIMIT :limit;
 
 -- name: select_newest
 -- Likewise, the newest first.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_wanted} AND {is_open}
+WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_open}
 ORDER BY position DESC LIMIT :limit;
 
 -- name: select_high
 -- Select ready messages with a priority above 0.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ranked' AND priority > 0 AND {is_known} AND {is_wanted}
-AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
+WHERE queue = :queue AND state = 'ranked' AND priority > 0 AND {is_known} AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
 
 -- name: select_low
 -- Likewise, below 0.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ranked' AND priority < 0 AND {is_known} AND {is_wanted}
-AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
+WHERE queue = :queue AND state = 'ranked' AND priority < 0 AND {is_known} AND {is_open} ORDER BY priority DESC, position LIMIT :limit;
+
+-- name: select_task_waiting
+-- Select due messages of tasks that waited. An index has those of each task apart: the first of each
+-- are candidates.
+SELECT {message} FROM jobsync_message WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE {is_open} AND m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_waiting' AND task = t.value AND suspect = :suspects
+    AND {is_due} AND {is_known} ORDER BY wakes, position LIMIT :limit
+  )
+  ORDER BY m.wakes, m.position LIMIT :limit
+)
+ORDER BY wakes, position;
+
+-- name: select_task_ready
+-- Select ready messages of tasks without a priority, the oldest first.
+SELECT {message} FROM jobsync_message WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE {is_open} AND m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_ready' AND task = t.value AND {is_known}
+    ORDER BY position LIMIT :limit
+  )
+  ORDER BY m.position LIMIT :limit
+)
+ORDER BY position;
+
+-- name: select_task_newest
+-- Likewise, the newest first.
+SELECT {message} FROM jobsync_message WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE {is_open} AND m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_ready' AND task = t.value AND {is_known}
+    ORDER BY position DESC LIMIT :limit
+  )
+  ORDER BY m.position DESC LIMIT :limit
+)
+ORDER BY position DESC;
+
+-- name: select_task_high
+-- Select ready messages of tasks with a priority above 0.
+SELECT {message} FROM jobsync_message WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE {is_open} AND m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_ranked' AND task = t.value AND priority > 0
+    AND {is_known} ORDER BY priority DESC, position LIMIT :limit
+  )
+  ORDER BY m.priority DESC, m.position LIMIT :limit
+)
+ORDER BY priority DESC, position;
+
+-- name: select_task_low
+-- Likewise, below 0.
+SELECT {message} FROM jobsync_message WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE {is_open} AND m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_ranked' AND task = t.value AND priority < 0
+    AND {is_known} ORDER BY priority DESC, position LIMIT :limit
+  )
+  ORDER BY m.priority DESC, m.position LIMIT :limit
+)
+ORDER BY priority DESC, position;
+
+-- name: promote_tasks
+-- Let messages of tasks whose delays are over take the places that their order gives them.
+UPDATE jobsync_message SET state = CASE WHEN priority = 0 THEN 'task_ready' ELSE 'task_ranked' END
+WHERE position IN (
+  SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+  WHERE m.position IN (
+    SELECT position FROM jobsync_message
+    WHERE queue = :queue AND state = 'task_waiting' AND task = t.value AND suspect = 0
+    AND {is_due} AND {is_known} ORDER BY wakes LIMIT :limit
+  )
+);
 
 -- name: promote
 -- Let messages whose delays are over take the places that their order gives them.
@@ -258,30 +361,92 @@ SELECT
   {is_open} AND (EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
-    AND {is_known} AND {is_wanted}
+    AND {is_known}
   ) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready' AND {is_known}
-    AND {is_wanted}
+   
   )) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ranked' AND {is_known}
-    AND {is_wanted}
+   
   ))),
   {is_open} AND EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_due}
-    AND {is_known} AND {is_wanted}
+    AND {is_known}
   ),
   (
     SELECT min(wakes) FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND {is_delayed}
-    AND {is_known} AND {is_wanted}
+    AND {is_known}
   ),
   (
     SELECT min(wakes) FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_delayed}
-    AND {is_known} AND {is_wanted}
+    AND {is_known}
   ),
   lapses.due, lapses.boot, EXISTS ({foreign_delays})
+FROM (SELECT 1) LEFT JOIN ({next_lapse}) AS lapses;
+
+-- name: task_outlook
+-- Likewise, for these tasks, and for messages without one if `plain`.
+SELECT
+  {is_open} AND (EXISTS (
+    SELECT 1 FROM jobsync_message
+    WHERE :plain AND queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
+    AND {is_known}
+  ) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM jobsync_message WHERE :plain AND queue = :queue AND state = 'ready'
+    AND {is_known}
+  )) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM jobsync_message WHERE :plain AND queue = :queue AND state = 'ranked'
+    AND {is_known}
+  )) OR EXISTS (
+    SELECT 1 FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+    WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value
+    AND m.suspect = :suspects AND {is_due} AND {is_known}
+  ) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+    WHERE m.queue = :queue AND m.state = 'task_ready' AND m.task = t.value AND {is_known}
+  )) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+    WHERE m.queue = :queue AND m.state = 'task_ranked' AND m.task = t.value AND {is_known}
+  ))),
+  {is_open} AND (EXISTS (
+    SELECT 1 FROM jobsync_message
+    WHERE :plain AND queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_due}
+    AND {is_known}
+  ) OR EXISTS (
+    SELECT 1 FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
+    WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value AND m.suspect = 1
+    AND {is_due} AND {is_known}
+  )),
+  (
+    SELECT min(next) FROM (
+      SELECT min(wakes) AS next FROM jobsync_message
+      WHERE :plain AND queue = :queue AND state = 'waiting' AND suspect = 0 AND {is_delayed}
+      AND {is_known}
+      UNION ALL
+      SELECT (
+        SELECT min(wakes) FROM jobsync_message
+        WHERE queue = :queue AND state = 'task_waiting' AND task = t.value AND suspect = 0
+        AND {is_delayed} AND {is_known}
+      ) FROM json_each(:tasks) AS t
+    )
+  ),
+  (
+    SELECT min(next) FROM (
+      SELECT min(wakes) AS next FROM jobsync_message
+      WHERE :plain AND queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_delayed}
+      AND {is_known}
+      UNION ALL
+      SELECT (
+        SELECT min(wakes) FROM jobsync_message
+        WHERE queue = :queue AND state = 'task_waiting' AND task = t.value AND suspect = 1
+        AND {is_delayed} AND {is_known}
+      ) FROM json_each(:tasks) AS t
+    )
+  ),
+  lapses.due, lapses.boot, EXISTS ({foreign_delays} UNION ALL {foreign_task_delays})
 FROM (SELECT 1) LEFT JOIN ({next_lapse}) AS lapses;
 
 -- name: complete_claim
@@ -320,7 +485,8 @@ INSERT INTO jobsync_message (
   timeout, suspect, errors, enqueued, claimed, format, task, priority, group_name
 )
 VALUES (
-  :position, :id, :queue, 'waiting', :due, :boot, :wakes, {payload}, :deliveries,
+  :position, :id, :queue, CASE WHEN :task = '' THEN 'waiting' ELSE 'task_waiting' END, :due, :boot,
+  :wakes, {payload}, :deliveries,
   CASE WHEN :returned < 2147483647 THEN :returned + :back ELSE :returned END, :max_attempts,
   :timeout, :suspect, :errors, :enqueued, :claimed, :format, :task, :priority, :group
 )
@@ -409,7 +575,7 @@ ORDER BY finished, id LIMIT :limit;
 -- Find messages of any queue by id, each with its progress or its result.
 WITH found (
   queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect, enqueued,
-  due, claimed, finished, seen, format, priority, group_name, cursor
+  due, claimed, finished, seen, format, priority, group_name, task, cursor
 ) AS (
   SELECT {waiting} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
   UNION ALL
@@ -431,7 +597,9 @@ LEFT JOIN jobsync_result AS r ON r.id = f.id AND f.state = 'completed';
 -- name: find_head
 -- The head of a group.
 SELECT {waiting} FROM jobsync_message
-WHERE queue = :queue AND group_name = :group AND state IN ('ready', 'ranked', 'waiting')
+WHERE queue = :queue AND group_name = :group AND state IN (
+  'ready', 'ranked', 'waiting', 'task_ready', 'task_ranked', 'task_waiting'
+)
 UNION ALL
 SELECT {claimed} FROM {in_claim}
 WHERE c.queue = :queue AND c.open > 0 AND c.grouped > 0 AND {outcome} = 'o'
@@ -499,10 +667,10 @@ SELECT state, sum(number) FROM (
 -- Count the messages of newer code by format.
 SELECT format, sum(number) FROM (
   SELECT format, count(*) AS number FROM jobsync_message
-  WHERE queue = :queue AND format > 1 AND format > 2 GROUP BY format
+  WHERE queue = :queue AND format > 3 GROUP BY format
   UNION ALL
   SELECT format, sum(open) FROM jobsync_claim
-  WHERE queue = :queue AND open > 0 AND format > 2 GROUP BY format
+  WHERE queue = :queue AND open > 0 AND format > 3 GROUP BY format
 ) GROUP BY format ORDER BY format;
 
 -- name: choose_dead
@@ -520,8 +688,8 @@ INSERT INTO jobsync_message (
   errors, enqueued, format, task, priority, group_name
 )
 SELECT id, queue,
-  CASE WHEN id IN (SELECT value FROM json_each(:blocked)) THEN 'blocked' ELSE 'waiting' END, :now,
-  :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued, format,
+  CASE WHEN id IN (SELECT value FROM json_each(:blocked)) THEN 'blocked' ELSE {lane} || 'waiting' END,
+  :now, :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued, format,
   task, priority, group_name
 FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY finished, id RETURNING 1;
 
@@ -630,7 +798,7 @@ WHERE g.queue = :queue AND g.name = n.name;
 -- Let the next message of each of these groups be a head; return the groups. A delay counts from when
 -- it was pushed.
 UPDATE jobsync_message
-SET state = 'waiting', due = max(due, :now), wakes = CASE
+SET state = {lane} || 'waiting', due = max(due, :now), wakes = CASE
     WHEN boot = :boot AND wakes IS NOT NULL THEN max(wakes, :mono)
     ELSE :mono + max(0, due - :now) END, boot = :boot
 WHERE position IN (
@@ -697,8 +865,8 @@ AND {item_id} IN (SELECT value FROM json_each(:ids));
 -- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE jobsync_message
 SET payload = :payload, max_attempts = :max_attempts, returned = deliveries, timeout = :timeout,
-  due = :due, boot = :boot, wakes = :wakes,
-  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE 'waiting' END
+  due = :due, boot = :boot, wakes = :wakes, task = :task, format = max(format, :format),
+  state = CASE state WHEN 'blocked' THEN 'blocked' ELSE :lane || 'waiting' END
 WHERE id = :holder AND {is_known} RETURNING 1;
 
 -- name: see_keys
@@ -805,5 +973,5 @@ DELETE FROM jobsync_result WHERE id = :id AND queue = :queue;
 -- name: run_now
 -- End the delay of a message.
 UPDATE jobsync_message SET due = :now, boot = :boot, wakes = :mono
-WHERE id = :id AND queue = :queue AND state = 'waiting'
+WHERE id = :id AND queue = :queue AND state IN ('waiting', 'task_waiting')
 AND (boot <> :boot OR wakes IS NULL OR wakes > :mono) AND {is_known};

@@ -96,5 +96,5 @@ class SqlitePlaces(Places):
 
     def _find_state(self, message: NewMessage) -> str:
         if message.find_delay(self._time["now"]) > 0:
-            return "waiting"
-        return "ready" if message.priority == 0 else "ranked"
+            return f"{message.lane}waiting"
+        return f"{message.lane}{'ready' if message.priority == 0 else 'ranked'}"

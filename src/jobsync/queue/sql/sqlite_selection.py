@@ -1,7 +1,8 @@
 """Which messages a claim on SQLite takes: by the order and the limits of the queue."""
 
+import heapq
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jobsync.queue.limits import QueueLimits
@@ -12,13 +13,25 @@ from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps
 
 __all__ = ["SelectedMessages", "select_messages"]
 
+NO_TASKS = "[]"
+"""The parameter `tasks` of a claim of messages without a task."""
+
 _SELECTS: Mapping[QueueOrder, Sequence[str]] = {
-    "fifo": ("select_ready", "select_high", "select_low"),
-    "lifo": ("select_newest", "select_high", "select_low"),
-    "priority": ("select_high", "select_ready", "select_low"),
+    "fifo": ("ready", "high", "low"),
+    "lifo": ("newest", "high", "low"),
+    "priority": ("high", "ready", "low"),
 }
 """The statements that select ready messages. A queue without priorities has such messages if
 another process has pushed them, whose order is by priority."""
+
+_PLACES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    "waiting": lambda row: (row[14], row[0]),
+    "ready": lambda row: row[0],
+    "newest": lambda row: -row[0],
+    "high": lambda row: (-row[11], row[0]),
+    "low": lambda row: (-row[11], row[0]),
+}
+"""The order in which each of these statements returns its rows."""
 
 
 class SelectedMessages(NamedTuple):
@@ -71,17 +84,28 @@ def _select(
     limit, size = parameters["limit"], 0
     names = [] if parameters["suspects"] else [*_SELECTS[order]]
     if has_waiting and (parameters["suspects"] or order == "fifo"):
-        names.insert(0, "select_waiting")
+        names.insert(0, "waiting")
     elif has_waiting:
         connection.execute(SQL["promote"], {**parameters, "limit": MAX_BATCH})
+        connection.execute(SQL["promote_tasks"], {**parameters, "limit": MAX_BATCH})
     for name in names:
-        left = {**parameters, "limit": limit - len(rows)}
-        for row in connection.execute(SQL[name], left):
+        for row in _read(connection, name, {**parameters, "limit": limit - len(rows)}):
             rows.append(row)
             size += len(row[2]) + len(row[10])
             if size >= MAX_CLAIM_BYTES or len(rows) == limit:
                 return SelectedMessages(_sort(rows, order), is_full=True)
     return SelectedMessages(_sort(rows, order), is_full=False)
+
+
+def _read(
+    connection: sqlite3.Connection, name: str, parameters: Mapping[str, Any]
+) -> Iterable[tuple[Any, ...]]:
+    """Return what a statement selects: of messages without a task, of tasks, or of both."""
+    sources = [f"select_{name}"] if parameters["plain"] else []
+    if parameters["tasks"] != NO_TASKS:
+        sources.append(f"select_task_{name}")
+    found = [connection.execute(SQL[source], parameters) for source in sources]
+    return found[0] if len(found) == 1 else heapq.merge(*found, key=_PLACES[name])
 
 
 def _sort(rows: list[tuple[Any, ...]], order: QueueOrder) -> list[tuple[Any, ...]]:

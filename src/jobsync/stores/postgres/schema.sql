@@ -305,6 +305,46 @@ CREATE TABLE IF NOT EXISTS {schema}.jobsync_progress (
   reported   timestamptz NOT NULL
 );
 
+-- name: v8_message_task_ready
+-- Ready messages of a task, in order. A message with a task is of format 3, so that older code leaves
+-- it alone, and its states are stored as `task_ready`, `task_ranked` and `task_waiting`: so a claim
+-- reads neither messages of tasks that its worker does not know, nor these for messages without one.
+CREATE INDEX IF NOT EXISTS jobsync_message_task_ready
+ON {schema}.jobsync_message (queue, task, position) WHERE state = 'task_ready';
+
+-- name: v8_message_task_ranked
+-- Likewise, with a priority.
+CREATE INDEX IF NOT EXISTS jobsync_message_task_ranked
+ON {schema}.jobsync_message (queue, task, priority DESC, position) WHERE state = 'task_ranked';
+
+-- name: v8_message_task_waiting
+-- Likewise, delayed ones; suspects apart.
+CREATE INDEX IF NOT EXISTS jobsync_message_task_waiting
+ON {schema}.jobsync_message (queue, task, suspect, due) WHERE state = 'task_waiting';
+
+-- name: v8_message_task_states
+-- Messages that were stored with a task before.
+UPDATE {schema}.jobsync_message SET state = 'task_' || state, format = greatest(format, 3)
+WHERE task <> '' AND state IN ('ready', 'ranked', 'waiting');
+
+-- name: v8_message_newer
+-- Messages of newer code. The index of before had all messages with a priority, a group or a task.
+CREATE INDEX IF NOT EXISTS jobsync_message_newest ON {schema}.jobsync_message (queue, format)
+WHERE format > 3;
+
+-- name: v8_drop_message_newer
+-- Only older code read it, now and then.
+DROP INDEX IF EXISTS {schema}.jobsync_message_newer;
+
+-- name: v8_claim_newer
+-- Claims of newer code, likewise.
+CREATE INDEX IF NOT EXISTS jobsync_claim_newest ON {schema}.jobsync_claim (queue, format)
+WHERE format > 3;
+
+-- name: v8_drop_claim_newer
+-- Likewise.
+DROP INDEX IF EXISTS {schema}.jobsync_claim_newer;
+
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
 SELECT current_schema(), current_setting('server_encoding'),

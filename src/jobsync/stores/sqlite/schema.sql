@@ -319,6 +319,36 @@ CREATE TABLE jobsync_progress (
   reported   REAL    NOT NULL  -- Unix seconds
 ) STRICT, WITHOUT ROWID;
 
+-- name: v9_message_task_ready
+-- Ready messages of a task, in order. A message with a task is of format 3, so that older code leaves
+-- it alone, and its states are stored as `task_ready`, `task_ranked` and `task_waiting`: so a claim
+-- reads neither messages of tasks that its worker does not know, nor these for messages without one.
+CREATE INDEX jobsync_message_task_ready ON jobsync_message (queue, task, position)
+WHERE state = 'task_ready';
+
+-- name: v9_message_task_ranked
+-- Likewise, with a priority.
+CREATE INDEX jobsync_message_task_ranked
+ON jobsync_message (queue, task, priority DESC, position) WHERE state = 'task_ranked';
+
+-- name: v9_message_task_delayed
+-- Likewise, delayed ones by boot; suspects apart.
+CREATE INDEX jobsync_message_task_delayed ON jobsync_message (queue, task, suspect, boot, wakes)
+WHERE state = 'task_waiting';
+
+-- name: v9_message_task_states
+-- Messages that were stored with a task before.
+UPDATE jobsync_message SET state = 'task_' || state, format = max(format, 3)
+WHERE task <> '' AND state IN ('ready', 'ranked', 'waiting');
+
+-- name: v9_message_newer
+-- Messages of newer code. The index of before had all messages with a priority, a group or a task.
+CREATE INDEX jobsync_message_newest ON jobsync_message (queue, format) WHERE format > 3;
+
+-- name: v9_drop_message_newer
+-- Only older code read it, now and then.
+DROP INDEX jobsync_message_newer;
+
 -- name: create_version_table
 -- Create the table that has the version of the tables, and the oldest version that code must know to
 -- use them.

@@ -6,10 +6,13 @@
 -- name: message
 -- Messages of all queues. A claim that somebody has overwritten hides no other.
 CREATE VIEW {app}message AS -- {mark}
-SELECT queue, id, state, deliveries - returned AS attempts, max_attempts, NULL AS incarnation,
+SELECT queue, id, CASE state WHEN 'ranked' THEN 'ready' WHEN 'task_ready' THEN 'ready'
+    WHEN 'task_ranked' THEN 'ready' WHEN 'task_waiting' THEN 'waiting' ELSE state END AS state,
+  deliveries - returned AS attempts, max_attempts, NULL AS incarnation,
   strftime('%Y-%m-%d %H:%M:%f', enqueued, 'unixepoch') AS enqueued_on,
-  CASE state WHEN 'waiting' THEN strftime('%Y-%m-%d %H:%M:%f', due, 'unixepoch') END AS due_on,
-  NULL AS claimed_on, NULL AS finished_on, errors, payload
+  CASE WHEN state IN ('waiting', 'task_waiting')
+    THEN strftime('%Y-%m-%d %H:%M:%f', due, 'unixepoch') END AS due_on,
+  NULL AS claimed_on, NULL AS finished_on, errors, payload, task
 FROM jobsync_message
 UNION ALL
 SELECT c.queue, json_extract(m.value, '$[0]'),
@@ -26,7 +29,7 @@ SELECT c.queue, json_extract(m.value, '$[0]'),
   CASE substr(c.outcomes, m.key + 1, 1) WHEN 'o' THEN CAST(substr(
     coalesce(c.payloads, (SELECT payloads FROM jobsync_claim_payload WHERE number = c.number)),
     json_extract(m.value, '$[8]') + 1, json_extract(m.value, '$[9]')
-  ) AS TEXT) END
+  ) AS TEXT) END, coalesce(json_extract(m.value, '$[7]'), '')
 FROM jobsync_claim AS c CROSS JOIN json_each(
   CASE WHEN json_valid(c.messages) THEN c.messages ELSE '[]' END
 ) AS m
@@ -35,5 +38,5 @@ AND substr(c.outcomes, m.key + 1, 1) IN ('o', 'c')
 UNION ALL
 SELECT queue, id, state, deliveries - returned, max_attempts, session,
   strftime('%Y-%m-%d %H:%M:%f', enqueued, 'unixepoch'),
-  NULL, NULL, strftime('%Y-%m-%d %H:%M:%f', finished, 'unixepoch'), errors, payload
+  NULL, NULL, strftime('%Y-%m-%d %H:%M:%f', finished, 'unixepoch'), errors, payload, task
 FROM jobsync_finished;

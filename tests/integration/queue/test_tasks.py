@@ -1,0 +1,235 @@
+"""Tasks, as users write them: many functions on one queue."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from servers import Locate
+from waiting import until
+
+from jobsync import (
+    BlockingContext,
+    Cancel,
+    Context,
+    Database,
+    Document,
+    Invalid,
+    NoResult,
+    QueuePlugin,
+    SchedulerPlugin,
+)
+from jobsync.safe_text import safe_name
+from jobsync.status.queues import read_queues_status
+
+
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
+    """A fresh store of each kind."""
+    return locate(request.param)
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Database]:
+    """A connected database."""
+    async with Database(url) as db:
+        yield db
+
+
+async def test_each_message_goes_to_the_function_of_its_task(db: Database) -> None:
+    """Coroutines and plain functions, with or without a context; others go to the handler."""
+    queue = QueuePlugin("tasks")
+    plain: list[str] = []
+
+    @queue.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @queue.task(name="stable")
+    def name_thread(context: BlockingContext, text: str = "none") -> list[Any]:
+        return [text, context.attempt, threading.current_thread().name.partition("_")[0]]
+
+    @queue.task
+    async def find_id(context: Context) -> str:
+        return context.id
+
+    @queue.handler
+    async def handle(message: Document) -> None:
+        plain.append(message.text)
+
+    await db.use_plugin(queue)
+    handles = await double.enqueue_many([{"n": n} for n in range(60)])
+    assert [await each.result(timeout=30) for each in handles] == [2 * n for n in range(60)]
+    ran = await name_thread.enqueue(text="a")
+    assert await ran.result(timeout=30) == ["a", 1, "jobsync-handler"]
+    found = await find_id.enqueue()
+    assert await found.result(timeout=30) == found.id
+    await queue.enqueue({"text": "b"})
+    await until(lambda: plain == ["b"])
+    assert (double.name, name_thread.name) == (safe_name(double.function), "stable")
+    info = await ran.get()
+    assert info is not None
+    assert (info.state, info.task) == ("completed", "stable")
+    assert await double(4) == 8
+
+
+async def test_a_worker_claims_only_messages_of_tasks_that_it_knows(db: Database) -> None:
+    """The others wait, without an attempt, until their task is known here."""
+    queue = await db.use_plugin(QueuePlugin("tasks"))
+    done: list[int] = []
+    ids = [
+        await db.resources.tasks.enqueue({"n": n}, task="new" if n % 2 else "old") for n in range(6)
+    ]
+
+    @queue.task(name="old")
+    async def run_old(n: int) -> None:
+        done.append(n)
+
+    await until(lambda: done == [0, 2, 4])
+    assert await queue.count("ready") == 3
+    found = await queue.get(ids[1])
+    assert found is not None
+    assert (found.task, found.deliveries) == ("new", 0)
+    (worker,) = (await read_queues_status(db.store, db.components)).queue("tasks").workers
+    assert worker.tasks == ("old",)
+
+    @queue.task(name="new")
+    async def run_new(n: int) -> None:
+        done.append(n)
+
+    await until(lambda: done == [0, 2, 4, 1, 3, 5])
+
+
+async def test_options_are_those_of_the_call_the_task_or_the_queue(db: Database) -> None:
+    """In this order; the pauses are the task's, and are decided by a worker."""
+    queue = QueuePlugin("tasks", max_retries=7, backoff=lambda _: 3600.0)
+
+    @queue.task(max_retries=1, timeout=11, backoff=lambda _: 0.0)
+    async def fail(context: Context) -> None:
+        raise ValueError(f"attempt {context.attempt}")
+
+    @queue.task
+    async def wait(_: Context) -> None: ...
+
+    await db.use_plugin(queue)
+    failed = await fail.enqueue()
+    with pytest.raises(NoResult, match="attempt 2"):
+        await failed.result(timeout=30)
+    found = await fail.with_options(max_retries=4, delay=3600).enqueue()
+    info = await found.get()
+    assert info is not None
+    assert (info.state, info.max_attempts) == ("waiting", 5)
+    assert await found.cancel()
+    default = await (await wait.with_options(delay=3600).enqueue()).get()
+    assert default is not None
+    assert default.max_attempts == 8
+
+
+async def test_a_timeout_is_that_of_the_task(db: Database) -> None:
+    """However long others of the queue may take."""
+    queue = QueuePlugin("tasks", max_retries=0)
+
+    @queue.task(timeout=0.05)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    await db.use_plugin(queue)
+    with pytest.raises(NoResult, match=r"longer than 0.05 s"):
+        await (await hang.enqueue()).result(timeout=30)
+
+
+async def test_a_task_decides_about_its_message(db: Database) -> None:
+    """It may cancel it, fail because of its arguments, or return what cannot be kept."""
+    queue = QueuePlugin("tasks", max_retries=0)
+
+    @queue.task
+    async def stop(why: str) -> str | Cancel:
+        return Cancel(why)
+
+    @queue.task
+    async def give() -> Any:
+        return object()
+
+    await db.use_plugin(queue)
+    with pytest.raises(NoResult, match="cancelled"):
+        await (await stop.enqueue("so")).result(timeout=30)
+    with pytest.raises(NoResult, match="its result was not kept"):
+        await (await give.enqueue()).result(timeout=30)
+    with pytest.raises(Invalid, match=r"^why must be `str`"):
+        await stop.enqueue(5)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match=r"^why must be `str`"):
+        await db.resources.tasks.enqueue({"why": 5}, task=stop.name)
+    assert await queue.count("all") == 2
+
+
+async def test_a_key_is_held_by_messages_of_any_task(locate: Locate) -> None:
+    """A message that replaces another becomes one of its own task."""
+    queue = QueuePlugin("tasks")
+    done: list[Any] = []
+
+    @queue.task(key="one", replace=True)
+    async def first(n: int) -> None:
+        done.append(("first", n))
+
+    @queue.task
+    async def second(text: str) -> None:
+        done.append(("second", text))
+
+    async with Database(locate("sqlite"), plugins=[queue]):
+        held = await first.with_options(delay=3600).enqueue(1)
+        same = await second.with_options(key="one", delay=3600).enqueue("a")
+        assert same.id == held.id
+        await second.with_options(key="one", replace=True).enqueue("b")
+        await until(lambda: done == [("second", "b")])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_task_with_a_cron_is_enqueued_by_the_scheduler(
+    locate: Locate, is_first: bool
+) -> None:
+    """Whichever of the two plugins was added first; without a scheduler the queue is not ready."""
+    ran = asyncio.Event()
+    queue, scheduler = QueuePlugin("tasks"), SchedulerPlugin()
+
+    @queue.task(name="nightly", cron="0 3 * * *", timezone="Europe/Berlin")
+    async def run(times: int = 1) -> None:
+        assert times == 1
+        ran.set()
+
+    async with Database(locate("sqlite")) as db:
+        if is_first:
+            await db.use_plugin(queue)
+            assert "nightly has a cron, and no scheduler" in queue.unready()
+        await db.use_plugin(scheduler)
+        await db.use_plugin(queue)
+        assert queue.unready() == ""
+        (job,) = await scheduler.list_jobs()
+        assert (job.name, job.schedule, job.timezone) == ("nightly", "0 3 * * *", "Europe/Berlin")
+        await scheduler.run_job("nightly")
+        await asyncio.wait_for(ran.wait(), 30)
+        await queue.stop()
+        await queue.start()
+
+
+def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
+    """A name that is taken, an unknown option, a cron of a function that needs arguments."""
+    queue = QueuePlugin("tasks")
+
+    async def run(n: int) -> None: ...
+
+    queue.task(run)
+    problems: list[tuple[Any, str]] = [
+        ({}, "is that of another task of this queue"),
+        ({"name": ""}, "name must be a text of printable characters"),
+        ({"name": "x" * 201}, "name must be 200 bytes or less"),
+        ({"max_retrys": 3}, "max_retrys is not an option of a task .* Did you mean max_retries"),
+        ({"name": "a", "max_retries": -1}, "max_retries must be"),
+        ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
+        ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
+    ]
+    for options, problem in problems:
+        with pytest.raises(Invalid, match=problem):
+            queue.task(**options)(run)
+    with pytest.raises(Invalid, match="function must be callable"):
+        queue.task(5)  # type: ignore[call-overload]
