@@ -12,7 +12,7 @@ SHARING := tests/integration/jobs/test_pins.py tests/processes/test_jobs.py
 RETENTION := tests/integration/queue/test_maintenance.py
 QUEUE := tests/processes/test_queue.py tests/processes/test_queue_places.py tests/processes/test_rolling_deploy.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py \
   tests/integration/queue/test_page_costs.py $(RETENTION)
-OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
+OPERATE := tests/processes/test_operate.py tests/processes/test_supervisor.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
 DEATH := tests/processes/test_local_death.py
 SCHEDULER := tests/unit/core/test_cron_dst.py tests/processes/test_scheduler_processes.py

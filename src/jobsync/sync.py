@@ -85,7 +85,7 @@ class _Face:
         value = getattr(self.wrapped, name)
         if inspect.ismethod(value) and value.__self__ is self.wrapped:
             # Of a user's subclass: nothing was derived from it.
-            return functools.partial(_call_method, self, value.__func__)
+            return functools.partial(_call_method, self, name)
         return _wrap(value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -130,7 +130,7 @@ def _derive_member(name: str, member: Any) -> Any:
 
     @functools.wraps(member)
     def method(self: _Face, *arguments: Any, **options: Any) -> Any:
-        return _call_method(self, member, *arguments, **options)
+        return _call_method(self, name, *arguments, **options)
 
     # What `wraps` has copied would let frameworks await it.
     vars(method).pop("_is_coroutine_marker", None)
@@ -138,11 +138,12 @@ def _derive_member(name: str, member: Any) -> Any:
     return method
 
 
-def _call_method(face: _Face, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def _call_method(face: _Face, name: str, /, *arguments: Any, **options: Any) -> Any:
     """Call a method on the loop of the database, and wait for its result."""
-    wrapped = face.wrapped
-    home: HomeLoop | None = wrapped.home_loop
-    call = functools.partial(method, wrapped, *_unwrap_all(arguments), **_unwrap_named(options))
+    home: HomeLoop | None = face.wrapped.home_loop
+    # That of a user's subclass, if it has one.
+    method = getattr(face.wrapped, name)
+    call = functools.partial(method, *_unwrap_all(arguments), **_unwrap_named(options))
     function = inspect.unwrap(method)
     if inspect.isasyncgenfunction(function):
         return _Block(call(), home)
@@ -150,8 +151,8 @@ def _call_method(face: _Face, method: Callable[..., Any], *arguments: Any, **opt
         if options.get("connection") is not None and home is not None:
             return _wrap(home.call_here(call()))
         return _wrap(_wait(call(), home))
-    # Methods that do not wait are called there too, where they are safe.
-    if home is None or not home.is_elsewhere:
+    # Methods that do not wait are called there too, where they are safe. Some block by themselves.
+    if home is None or not home.is_elsewhere or name.endswith("_sync"):
         return _wrap(call())
     return _wrap(_wait(_run(call), home))
 

@@ -38,7 +38,8 @@ from jobsync.queue.in_flight import Delivery
 from jobsync.queue.plugin import _H
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.settings import QueueSettings
-from jobsync.queue.tasks import P, QueueTask, R, TaskDecorator
+from jobsync.queue.task_calls import P, R, TaskDecorator
+from jobsync.queue.tasks import QueueTask
 from jobsync.queue.usage import UsageEstimate
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.operations import JobStatus

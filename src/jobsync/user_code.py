@@ -12,9 +12,9 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from types import CoroutineType, coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jobsync.coordination.session import count_forks
 from jobsync.errors import Invalid
@@ -42,10 +42,17 @@ T = TypeVar("T")
 SIGNAL_ERRORS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 """Errors on the event loop that come from outside a user's function, or may: they pass through."""
 
-_made: ContextVar["list[CoroutineType[Any, Any, Any]] | None"] = ContextVar(
-    "jobsync_made_coroutines", default=None
-)
-"""The coroutines of this library that the plain function which runs here has made."""
+_Made: TypeAlias = list["CoroutineType[Any, Any, Any]"]
+
+
+class _ThreadState(threading.local):
+    """What is known of each thread."""
+
+    made: _Made | None = None
+    """The coroutines of this library that the plain function on this thread has made."""
+
+
+_thread = _ThreadState()
 _MANY = 100
 
 _OWN_FILES = {__file__}
@@ -69,8 +76,8 @@ def call_function(function: Callable[..., Any], *arguments: Any, kind: str) -> F
         kind: of the function, for a message: "a handler", say.
     """
     forks = count_forks()
-    made: list[CoroutineType[Any, Any, Any]] = []
-    _made.set(made)
+    made: _Made = []
+    former, _thread.made = _thread.made, made
     try:
         result = function(*arguments)
         forgotten = _find_forgotten(made, result)
@@ -78,13 +85,13 @@ def call_function(function: Callable[..., Any], *arguments: Any, kind: str) -> F
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         return FunctionEnd(error=error)
     finally:
-        _made.set(None)
+        _thread.made = former
         end_forked_child(forks, kind)
 
 
 def note_coroutine(work: Coroutine[Any, Any, Any]) -> None:
     """Remember a coroutine of this library until the plain function ends that has made it."""
-    made = _made.get()
+    made = _thread.made
     if made is None or not isinstance(work, CoroutineType):
         return
     if len(made) >= _MANY:
@@ -96,7 +103,7 @@ def _is_forgotten(work: "CoroutineType[Any, Any, Any]") -> bool:
     return inspect.getcoroutinestate(work) == inspect.CORO_CREATED
 
 
-def _find_forgotten(made: "list[CoroutineType[Any, Any, Any]]", result: object) -> Invalid | None:
+def _find_forgotten(made: _Made, result: object) -> Invalid | None:
     """Return the error of a plain function that has made a coroutine which nobody awaits."""
     if isinstance(result, concurrent.futures.Future) or inspect.isawaitable(result):
         # It is awaited later, and may await the others.

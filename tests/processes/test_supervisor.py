@@ -6,9 +6,10 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from waiting import until
+from waiting import now, until
 from work_processes import WorkProcess
 from worker_protocol import FactLog
 
@@ -122,3 +123,27 @@ async def test_a_supervisor_gives_up_if_nothing_ever_worked(url: str, tmp_path: 
         assert f"did you mean {QUEUE}?" in supervisor.log.lower()
         assert "before any has worked" in supervisor.log
         assert "starting it again" not in supervisor.log
+
+
+async def test_two_processes_compute_faster_than_one(
+    url: str, tmp_path: Path, queue: QueuePlugin, proof: Any
+) -> None:
+    """Handlers of 5 ms of pure Python, on at least two cores that are free. At full scale only."""
+    messages, seconds = 4000, list[float]()
+    for count in (1, 2):
+        log, words = tmp_path / f"{count}.log", ("--processes", str(count), "--concurrency", "10")
+        with WorkProcess(url, QUEUE, log, *words) as supervisor:
+            await until_at_work(supervisor, count)
+            begun, target = now(), count * messages
+            await queue.enqueue_many([{"kind": "compute", "seconds": 0.005}] * messages)
+
+            async def is_done(target: int = target) -> bool:
+                return await queue.count("completed") >= target
+
+            await until(is_done, "all are completed")
+            seconds.append(now() - begun)
+            supervisor.stop()
+            assert await supervisor.ended() == 0, supervisor.log
+    one, two = seconds
+    proof.record("operate: processes", messages=messages, one=one, two=two, ratio=one / two)
+    assert one / two >= 1.6

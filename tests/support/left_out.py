@@ -54,6 +54,7 @@ _TESTS = {
     "tests/processes/test_scheduler_processes.py": (
         "test_each_instant_fires_once_in_a_storm[postgres]",
     ),
+    "tests/processes/test_supervisor.py": ("test_two_processes_compute_faster_than_one",),
     "tests/seeds/test_guide_in_order.py": (
         "test_all_blocks_run_in_order_on_one_database[postgres]",
     ),

@@ -31,6 +31,11 @@ async def handle(message: Document, context: Context) -> Any:
             raise ValueError(f"no such mailbox: {message['to']}")
         case "cancel":
             return Cancel("not wanted any more")
+        case "compute":
+            end = time.thread_time() + message["seconds"]
+            while time.thread_time() < end:
+                pass
+            return None
     await asyncio.sleep(message.get("seconds", 0.0))
     _facts.report("handled", id=context.id, worker=context.worker_id, attempt=context.attempt)
     return None

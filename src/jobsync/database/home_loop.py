@@ -53,11 +53,13 @@ class HomeLoop:
             return self._loop is loop
 
     def leave(self) -> None:
-        """Have no home loop any more. Called on that loop, or after its end."""
+        """Have no home loop any more. Called on that loop, after its end, or in a forked child."""
+        if self.is_forked:
+            # What was here is the parent's, even the lock, which may be held for ever.
+            self._lock, self._calls = threading.Lock(), None
         with self._lock:
             calls, self._calls, self._loop = self._calls, None, None
-        # A forked child would end those of its parent.
-        if calls is not None and os.getpid() == self._pid:
+        if calls is not None:
             calls.end()
 
     @property

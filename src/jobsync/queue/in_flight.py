@@ -47,8 +47,8 @@ class Delivery(msgspec.Struct, eq=False):
 
     id: str
     message: Message
-    document: Document
-    """The message as its handler reads it: `task.type` and `task["type"]`."""
+    read_document: Document | None
+    """The message as its handler reads it; None if it has the arguments of a task."""
     session: str
     sent: Mono
     """When its claim, or its last renewal, was first sent."""
@@ -80,6 +80,12 @@ class Delivery(msgspec.Struct, eq=False):
 
     transaction: "TransactionBlock | None" = None
     """The transaction that its handler has open."""
+
+    @property
+    def document(self) -> Document:
+        """The message as its handler reads it: `task.type` and `task["type"]`."""
+        document = self.read_document
+        return _build_document(self.message) if document is None else document
 
     def mark_context_lost(self) -> None:
         """Set `lost` in its context: nothing that its handler does counts any more."""
@@ -169,7 +175,8 @@ class InFlight:
             Corrupt: the message is not a document.
         """
         name = message.receipt.id
-        delivery = Delivery(name, message, _build_document(message), session, sent)
+        document = None if message.task else _build_document(message)
+        delivery = Delivery(name, message, document, session, sent)
         former = self._deliveries.get(name)
         if former is not None and former.is_settling:
             # The store has settled it, and its answer was lost or is late.
@@ -334,9 +341,10 @@ class Prefetch:
 
 def _build_document(message: Message) -> Document:
     receipt, value = message.receipt, message.value
-    if message.task and type(value) is dict:
+    if message.task:
         # It has the arguments of a task, one of which may be called `id`.
-        value = {**value, "id": receipt.id}
+        arguments = value if isinstance(value, dict) else {"arguments": value}
+        value = {**arguments, "id": receipt.id}
     return Document(
         Record(
             key=f"message/{receipt.id}",

@@ -46,7 +46,7 @@ from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.tasks import TaskCalls
+from jobsync.queue.task_calls import TaskCalls
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts

@@ -11,7 +11,8 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -77,7 +78,7 @@ class TaskSignature:
             if parameter.kind is parameter.POSITIONAL_ONLY
         ]
         self._bind = inspect.Signature(list(self._parameters.values())).bind
-        self._struct = _build_struct(self._parameters, types)
+        self._convert = _build_converter(self._parameters, types)
         self._result = _find_result_type(hints.get("return", Any))
         _check_type("return", self._result)
 
@@ -100,7 +101,7 @@ class TaskSignature:
                 check_json(arguments[name], name)
         try:
             values = msgspec.to_builtins(arguments, str_keys=True, enc_hook=_encode_model)
-            self._decode(values)
+            self._convert((values,))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
@@ -135,7 +136,7 @@ class TaskSignature:
             if not self._positional:
                 raise self._explain_binding(error, values) from None
         try:
-            self._decode(dict(values))
+            self._convert((dict(values),))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a user's model may raise anything
@@ -148,11 +149,11 @@ class TaskSignature:
             Invalid: they do not fit this function; other code has enqueued them.
         """
         try:
-            decoded = self._decode(values)
+            arguments = self._convert((values,)).arguments
         except msgspec.ValidationError as error:
             raise self._explain_value(error, values) from None
-        # The values in the order of the parameters are not needed: all are passed by name.
-        arguments = {name: getattr(decoded, name) for name in values}
+        if len(arguments) != len(values):
+            raise self._explain_binding(TypeError(), values)
         if self._context is not None:
             arguments[self._context] = context
         if not self._positional:
@@ -184,9 +185,6 @@ class TaskSignature:
             fix = "use the code that has handled the message, or annotate what it returns"
             raise Invalid("result", result, problem, fix) from None
 
-    def _decode(self, values: Mapping[str, Json]) -> Any:
-        return msgspec.convert(values, self._struct, str_keys=True, dec_hook=_decode_model)
-
     def _explain_binding(self, error: TypeError, given: Mapping[str, Any]) -> Invalid:
         """Return the error of a call whose arguments do not fit the parameters."""
         fix = f"call it as {self}"
@@ -213,7 +211,7 @@ class TaskSignature:
         found = _EXPECTED.fullmatch(text)
         problem = f"must be {found['wanted']}" if found else ""
         found = found or _PLACE.fullmatch(text)
-        path = ((found and found["path"]) or "").removeprefix("$").removeprefix(".")
+        path = ((found and found["path"]) or "").removeprefix("$[0]").removeprefix(".")
         name = re.split(r"[.\[]", path, maxsplit=1)[0]
         value = arguments.get(name, "…")
         return Invalid(path or "arguments", value, problem or f"is wrong: {text}", fix)
@@ -239,19 +237,18 @@ def _read_parameters(function: Callable[..., Any]) -> dict[str, inspect.Paramete
     return parameters
 
 
-def _build_struct(
+def _build_converter(
     parameters: Mapping[str, inspect.Parameter], types: Mapping[str, Any]
-) -> type[msgspec.Struct]:
-    """Return the type of a message: a field for each parameter, those with a default optional."""
-    fields: list[Any] = [
-        (name, types[name])
-        if parameter.default is parameter.empty
-        else (name, types[name] | msgspec.UnsetType, msgspec.UNSET)
-        if types[name] is not Any
-        else (name, Any, msgspec.UNSET)
+) -> Callable[[tuple[Mapping[str, Json]]], Any]:
+    """Return what converts a tuple with a message to an object whose `arguments` are a dict."""
+    keys = {
+        name: types[name] if parameter.default is parameter.empty else NotRequired[types[name]]
         for name, parameter in parameters.items()
-    ]
-    return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+    }
+    arguments: Any = TypedDict("Arguments", keys)  # type: ignore[misc]
+    # A class, because msgspec analyses a class once and another type at every call.
+    call = msgspec.defstruct("Call", [("arguments", arguments)], array_like=True)
+    return partial(msgspec.convert, type=call, str_keys=True, dec_hook=_decode_model)
 
 
 def _find_result_type(kind: Any) -> Any:

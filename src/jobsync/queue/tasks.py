@@ -13,51 +13,43 @@ claims only messages of tasks that it knows: while new code is deployed, a messa
 waits for a worker with that code, and spends no attempt on others.
 """
 
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from pathlib import Path
 from typing import (
     Any,
-    Concatenate,
     Generic,
-    NamedTuple,
     ParamSpec,
     Protocol,
     TypedDict,
     TypeVar,
     Unpack,
     cast,
-    overload,
 )
 
-from jobsync.core.arguments import check_count
+from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
-from jobsync.core.retry import Backoff, Retries
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
-from jobsync.queue.context import BlockingContext, Context
-from jobsync.queue.enqueue import check_task_name
-from jobsync.queue.executor import MessageHandler
-from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
-from jobsync.safe_text import safe_name
-from jobsync.user_functions import check_function
+from jobsync.queue.task_arguments import TaskSignature
 
-__all__ = ["CallOptions", "QueueTask", "TaskCall", "TaskCalls", "TaskHandle", "TaskOptions"]
+__all__ = [
+    "CallOptions",
+    "QueueTask",
+    "TaskCall",
+    "TaskHandle",
+    "TaskQueue",
+    "check_options",
+    "translate_options",
+]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 C = TypeVar("C")
 R_co = TypeVar("R_co", covariant=True)
-
-_FIX = "write @queue.task, or @queue.task(max_retries=5)"
-_OWN_OPTIONS = {"name", "backoff", "cron", "timezone"}
-"""The options of a task that are not those of its messages."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -73,30 +65,6 @@ class CallOptions(TypedDict, total=False):
     key_ttl: float | timedelta | None
     replace: bool
     connection: object
-
-
-class TaskOptions(TypedDict, total=False):
-    """What `QueuePlugin.task` takes.
-
-    `max_retries`, `timeout`, `priority`, `group`, `key`, `key_ttl` and `replace` are those of each
-    message, unless a call has its own.
-    """
-
-    name: str | None
-    """The stored name; that of the module and the function by default."""
-    max_retries: int
-    timeout: float | None
-    backoff: Backoff
-    """Takes how often a message has failed, and returns the seconds until the next attempt."""
-    priority: int
-    group: str | Callable[[Mapping[str, Json]], str] | None
-    key: str | Callable[[Mapping[str, Json]], str] | None
-    key_ttl: float | timedelta | None
-    replace: bool
-    cron: str
-    """When it is enqueued, without arguments, by the scheduler of the same database."""
-    timezone: str
-    """In which `cron` is meant; the scheduler's by default."""
 
 
 class TaskQueue(Protocol):
@@ -255,181 +223,18 @@ class QueueTask(TaskCall[P, R], Generic[Q, C, P, R]):
         """Return this task with options of its messages: `task.with_options(delay=60).enqueue()`.
 
         Raises:
-            Invalid: an option is unknown, or `max_retries` is not a number.
+            Invalid: an option is unknown, or `max_retries` or `timeout` is not such a number.
         """
-        _check_options(options, CallOptions.__annotations__)
-        return TaskCall(self.queue, self.name, self._signature, _translate(options))
+        check_options(options, CallOptions.__annotations__)
+        return TaskCall(self.queue, self.name, self._signature, translate_options(options))
 
 
-class TaskDecorator(Protocol):
-    """Makes a function a task."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
-    ) -> QueueTask[Concatenate[Context, P], Awaitable[R], P, R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[BlockingContext, P], R], /
-    ) -> QueueTask[Concatenate[BlockingContext, P], R, P, R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, Awaitable[R]], /
-    ) -> QueueTask[P, Awaitable[R], P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> QueueTask[P, R, P, R]: ...
-    def __call__(self, function: Callable[..., Any], /) -> QueueTask[..., Any, ..., Any]:
-        """Return the task."""
-        ...
-
-
-class KnownTask(NamedTuple):
-    """A task of this process."""
-
-    signature: TaskSignature
-    options: EnqueueOptions
-    """Of its messages."""
-
-
-class TaskCalls(ABC):
-    """The tasks of a `QueuePlugin`."""
-
-    _known_tasks: dict[str, "KnownTask"]
-    """By name."""
-    _cron_tasks: dict[str, dict[str, Any]]
-    """When to enqueue tasks, as the options of scheduled jobs, by name."""
-
-    @overload
-    def task(
-        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
-    ) -> QueueTask[Concatenate[Context, P], Awaitable[R], P, R]: ...
-    @overload
-    def task(
-        self, function: Callable[Concatenate[BlockingContext, P], R], /
-    ) -> QueueTask[Concatenate[BlockingContext, P], R, P, R]: ...
-    @overload
-    def task(self, function: Callable[P, Awaitable[R]], /) -> QueueTask[P, Awaitable[R], P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> QueueTask[P, R, P, R]: ...
-    @overload
-    def task(
-        self,
-        *,
-        name: str | None = ...,
-        max_retries: int = ...,
-        timeout: float | None = ...,
-        backoff: Backoff = ...,
-        priority: int = ...,
-        group: str | Callable[[Mapping[str, Json]], str] | None = ...,
-        key: str | Callable[[Mapping[str, Json]], str] | None = ...,
-        key_ttl: float | timedelta | None = ...,
-        replace: bool = ...,
-        cron: str = ...,
-        timezone: str = ...,
-    ) -> TaskDecorator: ...
-    def task(self, function: Any = None, **options: Any) -> Any:
-        """Make a function a task of this queue: a decorator, with options or without.
-
-        The function is a coroutine function, or a plain one, which runs on a thread. It gets the
-        arguments of the call that was enqueued, as its annotations say, and its context where a
-        parameter is annotated as `Context` (`BlockingContext` in a plain function).
-
-        Args:
-            function: the function.
-            options: as in `TaskOptions`.
-
-        Raises:
-            Invalid: an option is wrong, a parameter cannot be stored, or there is a task of this
-                name.
-        """
-        _check_options(options, TaskOptions.__annotations__)
-        chosen = cast("TaskOptions", options)
-        if function is None:
-            return lambda function: self._add_task(function, chosen)
-        return self._add_task(function, chosen)
-
-    def _add_task(
-        self, function: Callable[..., Any], options: TaskOptions
-    ) -> QueueTask[..., Any, ..., Any]:
-        check_function("function", function, _FIX)
-        name = options.get("name")
-        name = _find_name(function) if name is None else name
-        check_task_name("name", name)
-        if name in self._known_tasks:
-            problem = "is that of another task of this queue"
-            raise Invalid("name", name, problem, "pass another one: @queue.task(name=...)")
-        signature = TaskSignature(name, function)
-        backoff = options.get("backoff")
-        retries = None if backoff is None else Retries(backoff=backoff)
-        handler = MessageHandler(function, signature, retries)
-        if "cron" in options:
-            self._cron_tasks[name] = _build_job(signature, options)
-        elif "timezone" in options:
-            problem = "has no effect without a cron"
-            raise Invalid("timezone", options["timezone"], problem, 'pass cron="0 3 * * *" too')
-        chosen = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
-        self._known_tasks[name] = KnownTask(signature, _translate(cast("CallOptions", chosen)))
-        self._add_handler(name, handler)
-        return QueueTask(cast("TaskQueue", self), name, signature, function)
-
-    def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions:
-        """Return the options of messages, with those of their task if it is known here.
-
-        Raises:
-            Invalid: the messages are not arguments of the task's function.
-        """
-        known = self._known_tasks.get(options.get("task", ""))
-        if known is None:
-            return options
-        for each in data:
-            if isinstance(each, Mapping) and not isinstance(each, EncodedArguments):
-                known.signature.check(each)
-        return {**known.options, **options}
-
-    def _build_jobs(self, resource: str, namespace: str) -> dict[str, dict[str, Any]]:
-        """Return the scheduled jobs that enqueue tasks with a cron, by name."""
-        queue = {"resource": resource, "namespace": namespace, "data": {}}
-        return {
-            name: {**options, "enqueue": {**queue, "task": name}}
-            for name, options in self._cron_tasks.items()
-        }
-
-    @abstractmethod
-    def _add_handler(self, task: str, handler: MessageHandler) -> None: ...
-
-
-def _find_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function with its module, whether the module was run or imported."""
-    name, main = safe_name(function), sys.modules.get("__main__")
-    if not name.startswith("__main__."):
-        return name
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:
-        module = spec.name.removesuffix(".__main__")
-    else:
-        module = "__main__" if file is None else Path(file).stem
-    return f"{module}.{name.removeprefix('__main__.')}"
-
-
-def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any]:
-    """Return when a task is enqueued.
+def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Check the names of options of a task.
 
     Raises:
-        Invalid: its function needs arguments.
+        Invalid: one is unknown.
     """
-    cron = options.get("cron")
-    try:
-        signature.check({})
-    except Invalid as error:
-        problem = (
-            f"needs a function that can be called without arguments, and {error.field} has none"
-        )
-        raise Invalid("cron", cron, problem, f"give {error.field} a default") from None
-    zone = {"timezone": options["timezone"]} if "timezone" in options else {}
-    return {"schedule": cron, **zone}
-
-
-def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
     names = [*known]
     for name, value in options.items():
         if name not in names:
@@ -438,9 +243,11 @@ def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
             raise Invalid(name, value, "is not an option of a task", fix)
 
 
-def _translate(options: CallOptions) -> EnqueueOptions:
+def translate_options(options: CallOptions) -> EnqueueOptions:
     """Return options as the queue takes them: it counts attempts, not retries."""
     translated: dict[str, Any] = {**options}
+    if translated.get("timeout") is not None:
+        check_seconds("timeout", translated["timeout"], is_zero_allowed=False)
     if "max_retries" in translated:
         retries = translated.pop("max_retries")
         check_count("max_retries", retries, least=0)

@@ -104,6 +104,24 @@ def test_messages_are_enqueued_handled_and_claimed(url: str) -> None:
         assert pulled.stats()["enqueued"] == 1
 
 
+def test_methods_of_subclasses_are_called(url: str) -> None:
+    """Those that it adds, and those that it overrides; `enqueue_sync` blocks here as everywhere."""
+
+    class Mail(jobsync.QueuePlugin):
+        def stats(self) -> dict[str, int]:
+            assert asyncio.get_running_loop() is not None
+            return {"own": 1}
+
+        async def count_all(self) -> int:
+            return await self.count("all")
+
+    with sync.producer(url, plugins=[Mail(resource="mail")]) as database:
+        mail = database.plugins.mail
+        mail.enqueue_sync({})
+        database.resources.mail.enqueue_sync({})
+        assert (mail.stats(), mail.count_all()) == ({"own": 1}, 2)
+
+
 def test_errors_and_timeouts_are_those_of_the_call(url: str) -> None:
     """They are raised in the caller's thread, unchanged."""
     with sync.producer(url, plugins=[sync.QueuePlugin(resource="tasks")]) as database:
@@ -208,10 +226,13 @@ if sys.argv[2] == "interrupt":
         db.disconnect()
 elif sys.argv[2] == "fork":
     # Another thread connects or disconnects at that moment.
-    holder = threading.Thread(target=sync._threads[db.wrapped]._lock.acquire)
-    holder.start()
-    holder.join()
+    for lock in (sync._threads[db.wrapped]._lock, db.wrapped.home_loop._lock):
+        holder = threading.Thread(target=lock.acquire)
+        holder.start()
+        holder.join()
     child = os.fork()
+    if child:
+        lock.release()
     if child == 0:
         try:
             db.resources.tasks.enqueue({})

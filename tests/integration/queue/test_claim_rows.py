@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
 from queue_locations import PostgresQueues
 from servers import PostgresServer
@@ -286,3 +287,20 @@ async def test_old_suspects_are_found_one_after_the_other(
         await settle(backend, [suspect], "complete")
         claimed = await backend.claim(10, session=ME, visibility=60)
         assert claimed.suspects is is_more
+
+
+async def test_a_claim_beside_those_of_others_says_that_there_may_be_more(
+    location: PostgresQueues, backend: QueueBackend, postgres: PostgresServer
+) -> None:
+    """Messages of tasks that others are about to claim are left to them, and it tries again."""
+    await backend.push(new_messages(*"abcd", task="send"))
+    found = []
+    ((schema,),) = location.execute("SELECT '{}'")
+    lock = f"SELECT id FROM {schema}.jobsync_message ORDER BY position LIMIT 2 FOR UPDATE"
+    with psycopg.connect(postgres.url) as other:
+        assert len(other.execute(lock.encode()).fetchall()) == 2
+        for limit in (2, 10):
+            claimed = await backend.claim(limit, session=ME, visibility=60, tasks=["send"])
+            found.append(([each.id for each in claimed.messages], claimed.more))
+    assert found == [([], True), (["c", "d"], False)]
+    assert [each.id for each in await claim(backend, tasks=["send"])] == ["a", "b"]

@@ -225,6 +225,7 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"name": "x" * 201}, "name must be 200 bytes or less"),
         ({"max_retrys": 3}, "max_retrys is not an option of a task .* Did you mean max_retries"),
         ({"name": "a", "max_retries": -1}, "max_retries must be"),
+        ({"name": "a", "timeout": 0}, "timeout must be"),
         ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
     ]

@@ -144,6 +144,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: SEND.check({"to": "a", "address": {}}), "address is wrong: .*field `street`"),
     (lambda: SEND.check({"to": "a", "too": 1}), "^too is not a parameter .* Did you mean to"),
     (lambda: SEND.call({"to": 1, "address": {"street": "b"}}), "^to must be `str` .got 1."),
+    (
+        lambda: SEND.call({"to": "a", "address": {"street": "b"}, "x": 1}),
+        "^x is not a parameter of mail.send .got 1.",
+    ),
     (lambda: build(Model).encode(Model("x")), "size must be a number"),  # type: ignore[arg-type]
     (lambda: build(int).decode_result("x"), "^result is not what give"),
 ]

@@ -394,6 +394,19 @@ high AS MATERIALIZED (
   FOR UPDATE SKIP LOCKED
 ), fresh AS (SELECT * FROM high UNION ALL SELECT * FROM plain UNION ALL SELECT * FROM low);
 
+-- fragment: known_tasks
+-- The tasks whose messages are claimed. This and the next two are subqueries, so that a plan does not
+-- depend on the values: otherwise the server would plan each claim again.
+unnest((SELECT %(tasks)s::text[])) AS t (name)
+
+-- fragment: is_plain
+-- Whether messages without a task are claimed.
+(SELECT %(plain)s::boolean)
+
+-- fragment: most
+-- How many messages are claimed at most.
+(SELECT %(limit)s::bigint)
+
 -- fragment: locked
 -- The candidate `c`, unless another claim has locked it.
 CROSS JOIN LATERAL (
@@ -410,45 +423,45 @@ AND {is_open}
 -- The parts of `claim` for messages of tasks, and of none if `plain`. An index has those of each task
 -- apart. So the first of each task are candidates, and of these the first are locked.
 waited AS MATERIALIZED (
-  SELECT c.place, c.due FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+  SELECT c.place, c.due FROM {known_tasks} CROSS JOIN LATERAL (
     SELECT ctid AS place, due FROM {schema}.jobsync_message
     WHERE {is_late} AND state = 'task_waiting' AND task = t.name {late_filter}
-    ORDER BY due LIMIT %(limit)s
+    ORDER BY due LIMIT {most}
   ) AS c
   UNION ALL (
     SELECT ctid, due FROM {schema}.jobsync_message
-    WHERE %(plain)s AND {is_late} AND state = 'waiting' {late_filter}
-    ORDER BY due LIMIT %(limit)s
+    WHERE {is_plain} AND {is_late} AND state = 'waiting' {late_filter}
+    ORDER BY due LIMIT {most}
   )
   ORDER BY due
 ), late AS MATERIALIZED (
-  SELECT m.place, m.size FROM waited AS c {locked} LIMIT %(limit)s
+  SELECT m.place, m.size FROM waited AS c {locked} LIMIT {most}
 );
 
 -- name: claim_tasks_fresh
 -- Likewise, those that are ready.
 available AS MATERIALIZED (
   SELECT c.place, c.position, c.priority
-  FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+  FROM {known_tasks} CROSS JOIN LATERAL (
     (
       SELECT ctid AS place, position, priority FROM {schema}.jobsync_message
       WHERE {is_claimable} AND state = 'task_ready' AND task = t.name {floor_filter}
-      ORDER BY position {direction} LIMIT %(limit)s
+      ORDER BY position {direction} LIMIT {most}
     ) UNION ALL (
       SELECT ctid, position, priority FROM {schema}.jobsync_message
       WHERE {is_claimable} AND state = 'task_ranked' AND task = t.name
-      ORDER BY priority DESC, position LIMIT %(limit)s
+      ORDER BY priority DESC, position LIMIT {most}
     )
   ) AS c
   UNION ALL (
     SELECT ctid, position, priority FROM {schema}.jobsync_message
-    WHERE %(plain)s AND {is_claimable} AND state = 'ready' {floor_filter}
-    ORDER BY position {direction} LIMIT %(limit)s
+    WHERE {is_plain} AND {is_claimable} AND state = 'ready' {floor_filter}
+    ORDER BY position {direction} LIMIT {most}
   )
   UNION ALL (
     SELECT ctid, position, priority FROM {schema}.jobsync_message
-    WHERE %(plain)s AND {is_claimable} AND state = 'ranked'
-    ORDER BY priority DESC, position LIMIT %(limit)s
+    WHERE {is_plain} AND {is_claimable} AND state = 'ranked'
+    ORDER BY priority DESC, position LIMIT {most}
   )
 ), ordered AS MATERIALIZED (
   SELECT place FROM available ORDER BY {candidates}
@@ -465,12 +478,12 @@ available AS MATERIALIZED (
   FROM (SELECT FROM waited UNION ALL SELECT FROM available) AS c
 ) AS found,
 EXISTS (
-  SELECT 1 FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+  SELECT 1 FROM {known_tasks} CROSS JOIN LATERAL (
     SELECT FROM {schema}.jobsync_message
     WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND suspect
     AND due <= {now} AND due >= {earliest} AND {is_known} AND {is_open} LIMIT 1
   ) AS m
-) OR (%(plain)s AND EXISTS (
+) OR ({is_plain} AND EXISTS (
   SELECT 1 FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
   AND due >= {earliest} AND {is_known} AND {is_open}
@@ -479,7 +492,7 @@ EXISTS (
 -- name: claim_tasks_next_due
 -- Likewise.
 least((
-  SELECT min(m.due) FROM unnest(%(tasks)s::text[]) AS t (name) CROSS JOIN LATERAL (
+  SELECT min(m.due) FROM {known_tasks} CROSS JOIN LATERAL (
     (
       SELECT due FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND NOT suspect
@@ -494,11 +507,11 @@ least((
   SELECT min(due) FROM (
     (
       SELECT due FROM {schema}.jobsync_message
-      WHERE %(plain)s AND queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
+      WHERE {is_plain} AND queue = %(queue)s AND state = 'waiting' AND NOT suspect AND {is_later}
       AND {is_known} ORDER BY due LIMIT 1
     ) UNION ALL (
       SELECT due FROM {schema}.jobsync_message
-      WHERE %(plain)s AND queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
+      WHERE {is_plain} AND queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
       AND {is_known} ORDER BY due LIMIT 1
     )
   ) AS m
