@@ -157,11 +157,19 @@ class ClaimHolder(ABC):
         self.on_claimed(deliveries)
         self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
-            keep = [delivery.id for delivery in self._in_flight]
-            self.on_ended(ended := await self.backend.end_claims(keep=keep))
+            self.on_ended(ended := await self._end_lapsed())
             if ended:
                 claimed = self._note_ended(claimed)
         return ClaimedBatch(claimed, deliveries)
+
+    async def _end_lapsed(self) -> list[EndedClaim]:
+        """End the claims of others that have lapsed.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        keep = [delivery.id for delivery in self._in_flight]
+        return await self.backend.end_claims(keep=keep)
 
     def _note_ended(self, claimed: ClaimResult) -> ClaimResult:
         """Return the result of a claim after which lapsed claims were ended."""
