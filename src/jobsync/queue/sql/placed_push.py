@@ -42,23 +42,25 @@ class PlacedPush:
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> Mapping[str, str]:
         """Add messages where they belong; if the reply is lost, look what has become of them."""
-        arrived = await self._find_arrived(new_messages)
+        arrived, pushed = await self._find_arrived(new_messages), new_messages
         if arrived:
             pairs = zip(new_messages, payloads, strict=True)
             left = [(message, payload) for message, payload in pairs if message.id not in arrived]
             new_messages, payloads = [each for each, _ in left], [each for _, each in left]
         try:
-            return {**arrived, **await self._place(new_messages, payloads)}
+            holders = await self._place(new_messages, payloads)
         except OutcomeUnknown as unknown:
             try:
-                holders = await self._look_up(new_messages)
+                found = await self._look_up(new_messages)
             except JobsyncError:
                 # A failed check says nothing about the push.
-                holders = None
-            if holders is None:
+                found = None
+            if found is None:
                 self._remember(new_messages)
                 raise unknown from None
-            return {**arrived, **holders}
+            holders = found
+        self._settle_doubts(pushed)
+        return {**arrived, **holders}
 
     async def _look_up(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str] | None:
         """Return who holds the keys of messages that were not added; None if that is not known."""
@@ -80,13 +82,19 @@ class PlacedPush:
         while len(self._doubtful) > _MAX_KEYS:
             del self._doubtful[next(iter(self._doubtful))]
 
+    def _settle_doubts(self, new_messages: Sequence[NewMessage]) -> None:
+        """Forget doubts about keys that are certainly held from now on."""
+        if self._doubtful:
+            for message in new_messages:
+                self._doubtful.pop(message.key or "", None)
+
     async def _find_arrived(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Return the messages of these keys that have arrived, by the ids of the new ones."""
         if not self._doubtful:
             return {}
         arrived: dict[str, str] = {}
         for message in new_messages:
-            former = self._doubtful.pop(message.key, None) if message.key is not None else None
+            former = self._doubtful.get(message.key) if message.key is not None else None
             # One that replaces has other content, which must be handled.
             if former is None or message.replace:
                 continue
