@@ -413,6 +413,11 @@ async def test_a_replaced_message_of_a_group_stays_in_its_place(backend: QueueBa
     assert await drain(backend) == [1, 3]
 
 
+async def refuse(*_: object) -> None:
+    """Fail as a database that cannot be reached."""
+    raise Unavailable("the database", "it is refused")
+
+
 @pytest.mark.parametrize("is_request_lost", [True, False])
 async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
     location: QueueLocation, backend: QueueBackend, *, is_request_lost: bool
@@ -433,7 +438,7 @@ async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
 async def test_who_pushes_a_key_again_finds_its_finished_message(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first push has arrived unnoticed, and its message was completed before the second."""
+    """The first push has arrived unnoticed, and its message was completed before the others."""
 
     async def finds_out_nothing(*_: object) -> None:
         return None
@@ -444,6 +449,13 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
     assert await drain(other) == [1]
+    # Who asks meanwhile learns nothing, and is no reason to forget the doubt.
+    placed_push: Any = cast("SqlBackend", backend)._placed_push
+    for name in ("_exists", "_place"):
+        with monkeypatch.context() as patch:
+            patch.setattr(placed_push, name, refuse)
+            with pytest.raises(Unavailable):
+                await backend.push([new(0, key="k"), new(9)])
     pushed = await backend.push([new(2, key="k"), new(3, key="l")])
     assert pushed == {"id-2": "id-1"}
     assert await drain(other) == [3]
@@ -464,10 +476,6 @@ async def test_a_push_stays_in_doubt_if_nobody_can_say_who_holds_its_key(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not reported as refused: its message is there."""
-
-    async def refuse(_: Sequence[str]) -> None:
-        raise Unavailable("the database", "it is refused")
-
     monkeypatch.setattr(cast("SqlBackend", backend)._placed_push, "_find_holders", refuse)
     location.faults.lost_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -588,15 +596,28 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     assert await claim(other) == []
 
 
-async def test_a_full_queue_says_what_else_there_is(location: QueueLocation) -> None:
-    """When the next claim lapses, and that there is nothing to claim now."""
-    backend = await location.open("emails", limits=QueueLimits(max_concurrency=1))
+@pytest.mark.parametrize(
+    "limits", [QueueLimits(max_concurrency=1), QueueLimits(rate=0.02, burst=2)]
+)
+async def test_a_full_queue_says_what_else_there_is(
+    location: QueueLocation, limits: QueueLimits
+) -> None:
+    """When the next claim lapses, and that there is nothing to claim now, suspects included."""
+    backend = await location.open("emails", limits=limits)
     await push(backend, 1, 2)
-    await claim(backend)
-    found = await backend.claim(5, session=ME, visibility=60)
-    assert (found.messages, found.more) == ([], False)
-    assert found.lapse is not None
-    assert 50 < found.lapse <= 60
+    await claim(backend, 1)
+    await backend.end_claims({ME})
+    head = await claim(backend, 1)
+    assert values(head) == [2]
+    for suspects in (True, False, True, False):
+        found = await backend.claim(5, session=ME, visibility=60, suspects=suspects)
+        assert (found.messages, found.more, found.suspects) == ([], False, False)
+        assert found.lapse is not None
+        assert 50 < found.lapse <= 60
+    await settle(backend, head)
+    location.advance(60)
+    assert (await backend.claim(5, session=ME, visibility=60)).suspects
+    assert values(await claim(backend, suspects=True)) == [1]
 
 
 @pytest.mark.parametrize("burst", [1, 4])
@@ -619,6 +640,22 @@ async def test_messages_are_claimed_at_the_rate_of_the_queue(
     location.advance(1000)
     assert len(await claim(mine)) == burst
     assert await claim(other) == []
+
+
+async def test_a_rate_counts_on_after_its_clock_has_changed(location: QueueLocation) -> None:
+    """The machine was started again, or the server's clock set back: nobody waits for that."""
+    backend = await location.open("emails", limits=QueueLimits(rate=0.1))
+    assert isinstance(location, SqliteQueues | PostgresQueues)
+    await push(backend, *range(3))
+    assert len(await claim(backend)) == 1
+    location.execute(
+        "UPDATE jobsync_limit SET boot = boot + 1"
+        if isinstance(location, SqliteQueues)
+        else "UPDATE {}.jobsync_limit SET refilled = '2999-01-01'"
+    )
+    assert await claim(backend) == []
+    location.advance(12)
+    assert len(await claim(backend)) == 1
 
 
 async def test_both_limits_hold(location: QueueLocation) -> None:

@@ -289,7 +289,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if any(row[6] for row in rows):
             self._remember_groups(request.claim)
         more = allowed == request.limit <= found or found > len(claimed)
-        found_rows = ClaimedRows(claimed, has_suspects, due, lapse, more)
+        found_rows = ClaimedRows(claimed, has_suspects and allowed > 0, due, lapse, more)
         return found_rows if wait is None else found_rows.limit_due(wait)
 
     def _remember_groups(self, claim: str) -> None:

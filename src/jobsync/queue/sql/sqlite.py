@@ -25,7 +25,12 @@ from jobsync.queue.sql.common import (
     ClaimRequest,
     SqlBackend,
 )
-from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error, check_file
+from jobsync.queue.sql.joined_connections import (
+    SQLITE_FIX,
+    build_connection_error,
+    check_file,
+    run_joined,
+)
 from jobsync.queue.sql.message_rows import ClaimedRow, find_stored_states
 from jobsync.queue.sql.sqlite_claims import (
     complete_claim,
@@ -102,19 +107,14 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         if not isinstance(connection, sqlite3.Connection):
             raise build_connection_error(connection, "is not a sqlite3 connection", SQLITE_FIX)
         check_file(connection, self._access.path)
-        # In the other cases sqlite3 begins a transaction itself, or there is one. Without it
-        # every row would be a transaction.
-        needs_transaction = connection.isolation_level is None and not connection.in_transaction
-        if needs_transaction:
-            connection.execute("BEGIN IMMEDIATE")
-        holders: Mapping[str, str] = {}
-        if all(each.is_plain for each in new_messages):
+
+        def push() -> Mapping[str, str]:
+            if not all(each.is_plain for each in new_messages):
+                return self._place_within(connection, new_messages, payloads)
             connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
-        else:
-            holders = self._place_within(connection, new_messages, payloads)
-        if needs_transaction:
-            connection.execute("COMMIT")
-        return holders
+            return {}
+
+        return run_joined(connection, push)
 
     async def _place(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
@@ -194,6 +194,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
                 outlook = (False, False, None, None, *(lapse or (None, None)), False)
             found = [row[1:9] for row in rows]
             claimed = self._build_result(found, outlook, is_more=selection.is_full)
+            if selection.most == 0:
+                # A limit is reached: whoever asks for suspects meanwhile gets none.
+                claimed = claimed._replace(suspects=False)
             return claimed if selection.wait is None else claimed.limit_due(selection.wait)
 
         if self._is_idle:
@@ -201,7 +204,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             parameters.update(self._read_delay_time())
             (outlook,) = await self._access.read(SQL["outlook"], parameters)
             claimed = self._build_result([], outlook, is_more=False)
-            if not (outlook[0] or self._has_foreign):
+            # Whether a limit keeps suspects from being claimed is seen by a claim only.
+            is_limited = self.limits.is_limited and claimed.suspects
+            if not (outlook[0] or self._has_foreign or is_limited):
                 return claimed
         claimed = await self._write_repeatable(work)
         self._is_idle = not claimed.more
