@@ -193,6 +193,8 @@ class ClaimHolder(ABC):
         """Settle a message, unless its handler has done so or it is lost."""
         if self._in_flight.find(delivery.message) is delivery:
             self._submit(delivery, verdict, ended)
+        elif delivery.transaction is not None:
+            delivery.deferred = verdict
 
     def _submit(
         self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
@@ -263,6 +265,11 @@ class ClaimHolder(ABC):
             await callback
         finally:
             del self._called_back[delivery]
+
+    def on_rolled_back(self, delivery: Delivery) -> None:
+        """Settle a message whose handler has ended meanwhile; otherwise its end does."""
+        if delivery.deferred is not None:
+            self.conclude(delivery, delivery.deferred)
 
     def on_failure(self, error: Exception) -> None:
         """Report that the store does not answer."""

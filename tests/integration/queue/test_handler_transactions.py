@@ -6,7 +6,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,8 +24,10 @@ from jobsync import (
     MessageClaimLost,
     QueuePlugin,
     Snooze,
+    Unavailable,
 )
 from jobsync.queue.context import BlockingContext
+from jobsync.queue.sql import postgres_transactions, sqlite_transactions
 from jobsync.queue.transaction import TransactionBackend
 
 Handler = Callable[..., Any]
@@ -157,7 +160,7 @@ async def test_a_plain_function_has_a_transaction_too(effects: Effects) -> None:
         await ended(queue, 6)
         assert sorted(effects.read()) == sorted(ids)
         found = sqlite3.Connection if effects.kind == "sqlite" else psycopg.Connection
-        assert kinds == {found}
+        assert all(issubclass(kind, found) for kind in kinds)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -324,20 +327,43 @@ async def test_savepoints_can_be_nested(effects: Effects) -> None:
         assert {*effects.read()} - {"kept too"} == {"kept"}
 
 
-async def test_a_failed_statement_that_is_ignored_fails_the_attempt(locate: Locate) -> None:
-    """On PostgreSQL it has ended the transaction."""
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_failed_statement_that_is_ignored_fails_the_attempt(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """On PostgreSQL it has ended the transaction; COMMIT does not say so.
+
+    A task of the handler's may run it after the completion, right before COMMIT.
+    """
     effects = Effects("postgres", locate("postgres"))
 
     async def handle(_: Document, context: Context) -> None:
         async with context.transaction() as connection:
             await effects.write(connection, context.id)
-            await fail_quietly(connection)
+            if not is_late:
+                await fail_quietly(connection)
 
     async with run_queue(effects, handle, max_attempts=1) as queue:
+        if is_late:
+            _fail_after_completion(monkeypatch, queue)
         await queue.enqueue({})
         await ended(queue)
         assert "has a statement that failed" in await read_errors(queue)
         assert effects.read() == []
+
+
+def _fail_after_completion(monkeypatch: pytest.MonkeyPatch, queue: QueuePlugin) -> None:
+    """Run a statement that fails between the completion of a message and COMMIT."""
+    backend = queue._get_backend().transactions
+    assert backend is not None
+    complete = backend.complete_within
+
+    async def complete_within(connection: Any, *arguments: Any) -> bool:
+        is_completed = await complete(connection, *arguments)
+        await fail_quietly(connection)
+        return is_completed
+
+    monkeypatch.setattr(backend, "complete_within", complete_within)
 
 
 async def wait_for_ever(connection: Any) -> None:
@@ -548,7 +574,8 @@ async def test_a_wrong_limit_is_refused(effects: Effects, seconds: Any) -> None:
     async with run_queue(effects, handle, max_attempts=1) as queue:
         await queue.enqueue({})
         await ended(queue)
-        assert "timeout must" in await read_errors(queue)
+        most = 5 if effects.kind == "sqlite" else 3600
+        assert f"timeout must be more than 0 to {most} seconds" in await read_errors(queue)
 
 
 @pytest.fixture
@@ -562,6 +589,37 @@ def proxied(postgres: PostgresServer, locate: Locate) -> Iterator[tuple[Proxy, s
 def is_commit(request: bytes) -> bool:
     """Whether a request is the COMMIT of a handler's transaction."""
     return b"COMMIT\0" in request
+
+
+def is_end(request: bytes) -> bool:
+    """Whether a request is the first one after the block of a handler's transaction."""
+    return b"txid_current" in request and b"statement_timeout" not in request
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_server_that_does_not_answer_at_the_end_fails_the_attempt(
+    proxied: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """In a limited time: nobody could cancel it, and it would keep its slot."""
+    proxy, url = proxied
+    effects = Effects("postgres", url)
+    monkeypatch.setattr(postgres_transactions, "_END_TIME", 0.3)
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+
+    async with run_queue(effects, handle if is_async else block, max_attempts=1) as queue:
+        proxy.hold_request(1, is_end)
+        await queue.enqueue({})
+        await ended(queue)
+        proxy.release()
+        assert "the transaction was rolled back" in await read_errors(queue)
+        assert effects.read() == []
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -671,3 +729,78 @@ async def test_a_transaction_lets_the_next_message_of_a_group_come(effects: Effe
         assert sorted(effects.read()) == sorted(names)
         assert stats["completed"] == 3
         assert await queue.count("blocked") == 0
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_handler_that_ends_before_a_commit_that_fails_is_settled(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """By how it has ended: its time was over, or it has left the block to a task of its own."""
+    effects = Effects("sqlite", locate("sqlite"))
+    is_committing, is_over = asyncio.Event(), asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def write(context: Context) -> None:
+        with pytest.raises(Unavailable):
+            async with context.transaction() as connection:
+                await effects.write(connection, context.id)
+
+    async def handle(_: Document, context: Context) -> None:
+        tasks.append(asyncio.create_task(write(context)))
+        await is_committing.wait()
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+
+    async def commit(_: object) -> None:
+        is_committing.set()
+        await is_over.wait()
+        raise Unavailable("the file", "it is away")
+
+    monkeypatch.setattr(sqlite_transactions._SqliteTransaction, "commit", commit)
+    options = {"max_attempts": 1, "timeout": None if is_async else 0.1}
+    async with run_queue(effects, handle if is_async else block, **options) as queue:
+        queue.on("plg:queue:handler-overran", lambda _: is_over.set())
+        await queue.enqueue({})
+        await is_committing.wait()
+        if is_async:
+            await until(lambda: not queue.stats()["running"], "the handler has ended")
+            is_over.set()
+        stats = await ended(queue)
+        assert (stats["dead"], stats["completed"]) == (1, 0)
+        reason = "before its context.transaction() has ended" if is_async else "longer than 0.1 s"
+        assert reason in await read_errors(queue)
+        assert effects.read() == []
+
+
+def test_a_statement_after_an_interrupted_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite: the interrupted one has rolled back, so the next would commit by itself."""
+    kind = sqlite_transactions._Connection
+    connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None, factory=kind)
+    refused: list[str] = []
+
+    def interrupt(own: sqlite3.Connection) -> None:
+        # What another thread of the handler's does at this moment.
+        own.rollback()
+        cursor = own.cursor()
+        for run in (own.execute, own.executescript, cursor.execute, cursor.executescript):
+            with pytest.raises(sqlite3.OperationalError) as error:
+                run("INSERT INTO effects VALUES (1)")
+            refused.append(str(error.value))
+        for run_many in (own.executemany, cursor.executemany):
+            with pytest.raises(sqlite3.OperationalError) as error:
+                run_many("INSERT INTO effects VALUES (?)", [[2], [3]])
+            refused.append(str(error.value))
+
+    monkeypatch.setattr(kind, "interrupt", interrupt)
+    connection.execute("CREATE TABLE effects (id)")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT INTO effects VALUES (0)")
+    connection.cut()
+    connection.close()
+    assert refused == ["attempt to write after the time of the transaction"] * 6
+    with closing(sqlite3.connect(tmp_path / "app.db")) as other:
+        assert other.execute("SELECT * FROM effects").fetchall() == []

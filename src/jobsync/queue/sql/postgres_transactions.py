@@ -36,13 +36,14 @@ _DEFAULT_LIMIT = 60.0
 _LONGEST = 3600.0
 _OPENING_TIME = 30.0
 """Seconds in which a transaction must begin."""
-_COMMIT_TIME = 30.0
-"""Seconds after which the reply to COMMIT counts as lost."""
+_END_TIME = 30.0
+"""Seconds for the end of a transaction, after which the reply to COMMIT counts as lost."""
 _LOCKED_IDLE = 5.0
 """Seconds that the server waits for COMMIT once the row of the claim is locked."""
 _SERVER_MARGIN = 5.0
 """Seconds by which the server's limits are longer than those of the transaction."""
 _FIX = "pass a psycopg connection to the database that the queue is in"
+_FAILED = "has a statement that failed", "run it within connection.transaction()"
 _END_FIX = "leave COMMIT, ROLLBACK and close() to context.transaction()"
 
 _BEGUN = """
@@ -52,6 +53,7 @@ SELECT txid_current()::text, set_config('idle_in_transaction_session_timeout', %
 _ENDING = """
 SELECT txid_current()::text, set_config('idle_in_transaction_session_timeout', %(idle)s, true)
 """
+_ENDED = "SELECT txid_status(%(number)s::bigint)"
 
 
 class _PostgresTransaction(OpenTransaction):
@@ -70,6 +72,8 @@ class _PostgresTransaction(OpenTransaction):
         self._number = number
         self._topic = topic
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends it if the server does not answer."""
         super().__init__(connection, limit)
 
     def cut(self) -> None:
@@ -80,11 +84,11 @@ class _PostgresTransaction(OpenTransaction):
     async def check(self) -> None:
         """Check that it is the transaction that was begun: its number is the same."""
         connection, parameters = self.connection, {"idle": _to_milliseconds(_LOCKED_IDLE)}
+        self._timer = asyncio.get_running_loop().call_later(_END_TIME, self.cut)
         try:
             ((number, _),) = await _execute(connection, _ENDING, parameters)
         except InFailedSqlTransaction as error:
-            problem, fix = "has a statement that failed", "run it within connection.transaction()"
-            raise Invalid("connection", "psycopg", problem, fix) from error
+            raise Invalid("connection", "psycopg", *_FAILED) from error
         except psycopg.Error as error:
             if connection.closed and not connection.broken:
                 raise Invalid("connection", "psycopg", "was closed", _END_FIX) from error
@@ -95,7 +99,6 @@ class _PostgresTransaction(OpenTransaction):
 
     async def commit(self) -> None:
         """Commit it."""
-        timer = asyncio.get_running_loop().call_later(_COMMIT_TIME, self.cut)
         try:
             if isinstance(self.connection, AsyncConnection):
                 await self._block.__aexit__(None, None, None)
@@ -112,11 +115,25 @@ class _PostgresTransaction(OpenTransaction):
             if severity != "ERROR":
                 raise OutcomeUnknown(self._topic, str(error).strip()) from error
             raise
-        finally:
-            timer.cancel()
+        await self._check_committed()
+
+    async def _check_committed(self) -> None:
+        """Check what COMMIT has done: after a statement that failed it rolls back, in silence.
+
+        A task of the handler's may have run that statement meanwhile. In a pipeline that the
+        handler has left open, COMMIT is sent by this only.
+        """
+        try:
+            ((status,),) = await _execute(self.connection, _ENDED, {"number": self._number})
+        except psycopg.Error as error:
+            raise OutcomeUnknown(self._topic, str(error).strip()) from error
+        if status != "committed":
+            raise Invalid("connection", "psycopg", *_FAILED)
 
     async def close(self) -> None:
         """Close the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
         with suppress(psycopg.Error):
             if isinstance(self.connection, AsyncConnection):
                 await self.connection.close()
