@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
+from psycopg import sql
 from servers import Locate, PostgresServer
 from waiting import until
 
@@ -729,6 +730,33 @@ async def test_a_transaction_lets_the_next_message_of_a_group_come(effects: Effe
         assert sorted(effects.read()) == sorted(names)
         assert stats["completed"] == 3
         assert await queue.count("blocked") == 0
+
+
+@pytest.mark.parametrize("is_grouped", [True, False])
+async def test_a_transaction_wakes_those_who_wait_for_its_end(
+    locate: Locate, *, is_grouped: bool
+) -> None:
+    """On PostgreSQL: another process can claim the next of the group, or has the free slot."""
+    effects = Effects("postgres", locate("postgres"))
+    is_started, is_over = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Document, context: Context) -> None:
+        is_started.set()
+        await is_over.wait()
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    limits = {} if is_grouped else {"max_concurrency": 1}
+    async with run_queue(effects, handle, **limits) as queue:
+        await queue.enqueue({}, group="a" if is_grouped else None)
+        await is_started.wait()
+        access: Any = queue.database.store.sql
+        url = effects.url.partition("?")[0]
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as listener:
+            await listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(access.channel)))
+            is_over.set()
+            heard = [each.payload async for each in listener.notifies(timeout=10, stop_after=1)]
+        assert heard == ["queue/default/tasks"]
 
 
 @pytest.mark.parametrize("is_async", [True, False])

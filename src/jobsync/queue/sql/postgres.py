@@ -134,7 +134,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
         self.transactions = PostgresTransactions(
-            access, self._sql, self.topic, self._unsettled, self._places
+            access, self._sql, self.topic, self._unsettled, self._places, self._grouped, limits
         )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:

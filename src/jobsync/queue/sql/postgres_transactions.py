@@ -8,7 +8,7 @@ completion was sent the row of the claim is locked, so the server waits only sho
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 from jobsync.core.codec import Json
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt, Settlement
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.sql.claims import UnsettledClaims
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.postgres_places import PostgresPlaces, build_columns
@@ -151,6 +152,8 @@ class PostgresTransactions(TransactionBackend):
         topic: the queue, for errors.
         unsettled: the claims of which nothing was settled.
         places: the transactions that settle messages.
+        grouped: the latest claims with groups.
+        limits: of the queue.
     """
 
     default_limit = _DEFAULT_LIMIT
@@ -163,12 +166,16 @@ class PostgresTransactions(TransactionBackend):
         topic: str,
         unsettled: UnsettledClaims,
         places: PostgresPlaces,
+        grouped: Collection[str],
+        limits: QueueLimits,
     ) -> None:
         self._access = access
         self._places = places
         self._sql = sql
         self._topic = topic
         self._unsettled = unsettled
+        self._grouped = grouped
+        self._limits = limits
 
     async def begin(self, limit: float, *, is_blocking: bool) -> OpenTransaction:
         """Open a connection and begin."""
@@ -223,6 +230,15 @@ class PostgresTransactions(TransactionBackend):
         del result
         if not isinstance(connection, AsyncConnection | Connection):
             raise build_connection_error(connection, "is not a psycopg connection", _FIX)
+        is_completed = await self._complete(connection, receipt)
+        is_awaited = self._limits.max_concurrency is not None or receipt.claim in self._grouped
+        if is_completed and is_awaited:
+            # Others may wait for its end: they hear of it when it is committed.
+            notification = {"channel": self._access.channel, "topic": self._topic}
+            await _execute(connection, self._sql["notify_topic"], notification)
+        return is_completed
+
+    async def _complete(self, connection: Any, receipt: Receipt) -> bool:
         claim = receipt.claim
         if self._unsettled.remove(claim) == {receipt.id}:
             whole = {"claim": claim, "count": 1}
