@@ -289,23 +289,41 @@ async def test_a_batch_that_is_settled_in_part_is_in_doubt(
     assert await backend.count() == {"completed": 1, "claimed": 1, "blocked": 1}
 
 
+async def remove(backend: QueueBackend, number: int, claimed: Sequence[int]) -> None:
+    """Delete a message, or cancel it if it is claimed or its number is even."""
+    name = f"id-{number}"
+    if number % 2 == 0:
+        assert await backend.cancel(name) is not None
+        return
+    is_claimed = number in claimed
+    assert await backend.delete(name) == ("claimed" if is_claimed else "deleted")
+    if is_claimed:
+        assert await backend.cancel(name) is not None
+
+
 async def test_groups_of_random_histories_are_never_overtaken(location: QueueLocation) -> None:
-    """A model: what each group has handled is what was pushed to it, in order, each once."""
+    """A model: what each group has handled is what was pushed to it, in order, each once.
+
+    Except for what somebody has cancelled or deleted meanwhile, wherever it stood.
+    """
     randomness = random.Random(7)
     backends = [await location.open("emails", order=order) for order in ("fifo", "lifo")]
     pushed: dict[str, list[int]] = {}
     handled: dict[str, list[int]] = {}
     flying: list[tuple[Message, QueueBackend]] = []
+    left: dict[int, str] = {}
     number = 0
-    for _ in range(150):
+    for _ in range(200):
         backend = randomness.choice(backends)
-        match randomness.choice(["push", "claim", "settle", "settle"]):
+        assert len({left[each.value["n"]] for each, _ in flying}) == len(flying)
+        match randomness.choice(["push", "claim", "settle", "settle", "remove"]):
             case "push":
                 names = [randomness.choice("abc") for _ in range(randomness.randint(1, 4))]
                 batch = []
                 for name in names:
                     number += 1
                     pushed.setdefault(name, []).append(number)
+                    left[number] = name
                     batch.append(new(number, group=name))
                 await backend.push(batch)
             case "claim":
@@ -316,14 +334,69 @@ async def test_groups_of_random_histories_are_never_overtaken(location: QueueLoc
                 move = randomness.choice([*ENDS, *RETURNS])
                 await settle(owner, [message], move)
                 if move in ENDS:
-                    name = next(key for key, all_ in pushed.items() if message.value["n"] in all_)
-                    handled.setdefault(name, []).append(message.value["n"])
+                    n = message.value["n"]
+                    handled.setdefault(left.pop(n), []).append(n)
+            case "remove" if left:
+                n = randomness.choice([*left])
+                await remove(backend, n, [each.value["n"] for each, _ in flying])
+                pushed[left.pop(n)].remove(n)
+                flying = [(each, owner) for each, owner in flying if each.value["n"] != n]
     for message, owner in flying:
         await settle(owner, [message], "release")
     for n in await drain(backends[0]):
-        name = next(key for key, all_ in pushed.items() if n in all_)
-        handled.setdefault(name, []).append(n)
-    assert handled == pushed
+        handled.setdefault(left.pop(n), []).append(n)
+    assert handled == {name: numbers for name, numbers in pushed.items() if numbers}
+    assert not left
+
+
+class KeyModel:
+    """Who holds a key, as the documentation says, and what each message contains."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.holder = ""
+        self.until: float | None = None
+        self.contents: dict[str, int] = {}
+        """Of the messages that are not finished."""
+        self.claimed: dict[str, Message] = {}
+
+    def push(self, number: int, ttl: float | None, *, replaces: bool) -> dict[str, str]:
+        """Return what a push must return."""
+        is_held = self.holder in self.contents if self.until is None else self.until > self.now
+        is_free = self.holder in self.contents and self.holder not in self.claimed
+        if is_held and not replaces:
+            return {f"id-{number}": self.holder}
+        if not (is_held and is_free):
+            self.holder = f"id-{number}"
+        self.contents[self.holder] = number
+        self.until = None if ttl is None else self.now + ttl
+        return {} if self.holder == f"id-{number}" else {f"id-{number}": self.holder}
+
+
+async def test_keys_of_random_histories_are_held_as_long_as_promised(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """With and without a time, replaced or not, whatever becomes of the messages."""
+    randomness, model = random.Random(11), KeyModel()
+    for number in range(150):
+        match randomness.choice(["push", "push", "claim", "settle", "wait"]):
+            case "push":
+                ttl, replaces = randomness.choice([None, 1000.0]), randomness.random() < 0.5
+                message = new(number, key="k", key_ttl=ttl, replace=replaces)
+                assert await backend.push([message]) == model.push(number, ttl, replaces=replaces)
+            case "claim":
+                for each in await claim(backend, 1, visibility=40_000):
+                    assert model.contents[each.id] == each.value["n"]
+                    model.claimed[each.id] = each
+            case "settle" if model.claimed:
+                name, each = model.claimed.popitem()
+                move = randomness.choice(["complete", "bury", "release"])
+                await settle(backend, [each], move)
+                if move != "release":
+                    del model.contents[name]
+            case "wait":
+                location.advance(600)
+                model.now += 600
 
 
 async def test_a_key_is_held_while_its_message_is_pending(
