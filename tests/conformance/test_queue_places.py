@@ -533,6 +533,12 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
     assert pushed == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+    # If nothing is left to push, there is no request that could fail.
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(5, key="m")])
+    monkeypatch.setattr(placed_push, "_place", refuse)
+    assert await backend.push([new(6, key="m")]) == {"id-6": "id-5"}
 
 
 async def test_a_lost_reply_says_who_holds_the_keys(

@@ -48,7 +48,7 @@ class PlacedPush:
             left = [(message, payload) for message, payload in pairs if message.id not in arrived]
             new_messages, payloads = [each for each, _ in left], [each for _, each in left]
         try:
-            holders = await self._place(new_messages, payloads)
+            holders = await self._place(new_messages, payloads) if new_messages else {}
         except OutcomeUnknown as unknown:
             try:
                 found = await self._look_up(new_messages)
