@@ -781,3 +781,37 @@ async def test_redriven_messages_of_a_group_keep_its_limit(location: QueueLocati
     await settle(backend, await claim(backend), "bury", error="no")
     assert await backend.redrive() == 2
     assert values(await claim(backend)) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [
+        ("", "open"),
+        ("complete", "completed"),
+        ("forget", "completed"),
+        ("retry", "ended"),
+        ("bury", "ended"),
+        ("revoke", "ended"),
+        ("lapse", "ended"),
+    ],
+)
+@pytest.mark.parametrize("group", [None, "a"])
+async def test_a_transaction_in_doubt_reads_what_became_of_its_message(
+    backend: QueueBackend, ending: str, outcome: str, group: str | None
+) -> None:
+    """Whoever has ended its claim, and also if the completed message is forgotten by then."""
+    await push(backend, 1, group=group)
+    messages = await claim(backend)
+    match ending:
+        case "complete" | "retry" | "bury":
+            await settle(backend, messages, cast("Transition", ending))
+        case "forget":
+            await settle(backend, messages)
+            assert await backend.delete("id-1") == "deleted"
+        case "revoke":
+            assert await backend.cancel("id-1") is not None
+        case "lapse":
+            await backend.end_claims({ME})
+    transactions = backend.transactions
+    assert transactions is not None
+    assert await transactions.read_outcome(messages[0].receipt) == outcome

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -23,13 +25,14 @@ from jobsync import (
     Document,
     Invalid,
     MessageClaimLost,
+    OutcomeUnknown,
     QueuePlugin,
     Snooze,
     Unavailable,
 )
 from jobsync.queue.context import BlockingContext
 from jobsync.queue.sql import postgres_transactions, sqlite_transactions
-from jobsync.queue.transaction import TransactionBackend
+from jobsync.queue.transaction import OpenTransaction, TransactionBackend
 
 Handler = Callable[..., Any]
 SQL = ("sqlite", "postgres")
@@ -421,6 +424,30 @@ async def test_a_transaction_that_takes_too_long_is_rolled_back(
         assert effects.read() == []
 
 
+@pytest.mark.parametrize("watcher", ["loop", "thread"])
+async def test_either_watcher_of_the_time_is_enough(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, watcher: str
+) -> None:
+    """A handler that ignores its cancellation and leaves the block commits nothing."""
+    effects = Effects("sqlite", locate("sqlite"))
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction(timeout=0.2) as connection:
+            await effects.write(connection, context.id)
+            with suppress(asyncio.CancelledError):
+                await (asyncio.sleep(60) if watcher == "loop" else block_the_loop(connection))
+
+    if watcher == "loop":
+        monkeypatch.setattr(OpenTransaction, "expire", lambda _: None)
+    else:
+        monkeypatch.setattr(asyncio.Timeout, "expired", lambda _: False)
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert "took longer than 0.2 s and was rolled back" in await read_errors(queue)
+        assert effects.read() == []
+
+
 async def test_a_thread_that_takes_too_long_is_rolled_back(effects: Effects) -> None:
     """While it sits there: others can write before it returns; what it writes later is refused."""
     has_written, is_free = threading.Event(), threading.Event()
@@ -650,6 +677,48 @@ async def test_an_unknown_commit_is_settled_by_reading_the_claim(
         assert effects.read() == [name]
         assert stats["completed"] == 1
         assert stats["retried"] == (1 if fault == "drop_request" else 0)
+
+
+class ServerError(psycopg.OperationalError):
+    """An error that the server has sent."""
+
+    def __init__(self, severity: str) -> None:
+        super().__init__("the commit failed")
+        self.severity = severity
+
+    @property
+    def diag(self) -> Any:
+        """What the server says about it."""
+        return SimpleNamespace(severity_nonlocalized=self.severity)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (psycopg.OperationalError("the connection is lost"), OutcomeUnknown),
+        (ServerError("FATAL"), OutcomeUnknown),
+        (ServerError("PANIC"), OutcomeUnknown),
+        (ServerError("ERROR"), ServerError),
+        (psycopg.ProgrammingError("a block is open"), Invalid),
+    ],
+    ids=["lost", "fatal", "panic", "error", "psycopg"],
+)
+async def test_what_a_failed_commit_means(error: Exception, raised: type[Exception]) -> None:
+    """On PostgreSQL: what ends the connection may come after the commit, an ERROR never does."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection: Any = SimpleNamespace(pgconn=SimpleNamespace(socket=ours.fileno()))
+        connection.close = lambda: None
+        block = SimpleNamespace(__exit__=fail)
+        opened = postgres_transactions._PostgresTransaction(connection, block, "1", 60.0, "queue/a")
+        with pytest.raises(raised):
+            await opened.commit()
+        opened.stop_timer()
+        await opened.close()
 
 
 async def test_a_disk_that_fails_at_the_commit_is_settled_by_reading(
