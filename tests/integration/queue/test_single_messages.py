@@ -345,3 +345,29 @@ async def test_what_is_claimed_while_others_cannot_be_ended_is_not_lost(
         monkeypatch.setattr(backend, "end_claims", refuse)
         (message,) = await queue.claim(1, wait=5)
         assert await message.ack()
+
+
+async def test_a_program_has_a_suspect_alone(locate: Locate) -> None:
+    """It gets one when it holds nothing else, and nothing else while it holds that."""
+    url = locate("sqlite")
+    async with Database(url) as db, Database(url) as other_db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        other = await other_db.use_plugin(QueuePlugin(resource="tasks"))
+        names = [await queue.enqueue({"n": 1})]
+        held = await other.claim(1)
+        await queue._get_backend().end_claims({other._get_membership().incarnation})
+        names += [await queue.enqueue({"n": n}) for n in (2, 3)]
+        rest = await queue.claim(10)
+        assert [each.id for each in rest] == names[1:]
+        for message in rest:
+            assert await queue.claim(10) == []
+            assert await message.ack()
+        (suspect,) = await queue.claim(10)
+        assert suspect.id == names[0]
+        later = await queue.enqueue({"n": 4})
+        assert await queue.claim(10) == []
+        assert await suspect.ack()
+        (last,) = await queue.claim(10)
+        assert last.id == later
+        assert await last.ack()
+        assert not await held[0].ack()
