@@ -661,8 +661,10 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
     await push(mine, *range(10))
     first = await claim(mine, 2)
-    second = await claim(other, 5, session=OTHER)
+    found = await other.claim(5, session=OTHER, visibility=60)
+    second = found.messages
     assert len(first) + len(second) == most
+    assert not found.more
     assert await claim(mine) == []
     for move in ("complete", "retry", "bury"):
         await settle(mine, first[:1], move)
