@@ -323,23 +323,41 @@ async def test_a_batch_that_is_settled_in_part_is_in_doubt(
     assert await backend.count() == {"completed": 1, "claimed": 1, "blocked": 1}
 
 
+async def remove(backend: QueueBackend, number: int, claimed: Sequence[int]) -> None:
+    """Delete a message, or cancel it if it is claimed or its number is even."""
+    name = f"id-{number}"
+    if number % 2 == 0:
+        assert await backend.cancel(name) is not None
+        return
+    is_claimed = number in claimed
+    assert await backend.delete(name) == ("claimed" if is_claimed else "deleted")
+    if is_claimed:
+        assert await backend.cancel(name) is not None
+
+
 async def test_groups_of_random_histories_are_never_overtaken(location: QueueLocation) -> None:
-    """A model: what each group has handled is what was pushed to it, in order, each once."""
+    """A model: what each group has handled is what was pushed to it, in order, each once.
+
+    Except for what somebody has cancelled or deleted meanwhile, wherever it stood.
+    """
     randomness = random.Random(7)
     backends = [await location.open("emails", order=order) for order in ("fifo", "lifo")]
     pushed: dict[str, list[int]] = {}
     handled: dict[str, list[int]] = {}
     flying: list[tuple[Message, QueueBackend]] = []
+    left: dict[int, str] = {}
     number = 0
-    for _ in range(150):
+    for _ in range(200):
         backend = randomness.choice(backends)
-        match randomness.choice(["push", "claim", "settle", "settle"]):
+        assert len({left[each.value["n"]] for each, _ in flying}) == len(flying)
+        match randomness.choice(["push", "claim", "settle", "settle", "remove"]):
             case "push":
                 names = [randomness.choice("abc") for _ in range(randomness.randint(1, 4))]
                 batch = []
                 for name in names:
                     number += 1
                     pushed.setdefault(name, []).append(number)
+                    left[number] = name
                     batch.append(new(number, group=name))
                 await backend.push(batch)
             case "claim":
@@ -350,14 +368,69 @@ async def test_groups_of_random_histories_are_never_overtaken(location: QueueLoc
                 move = randomness.choice([*ENDS, *RETURNS])
                 await settle(owner, [message], move)
                 if move in ENDS:
-                    name = next(key for key, all_ in pushed.items() if message.value["n"] in all_)
-                    handled.setdefault(name, []).append(message.value["n"])
+                    n = message.value["n"]
+                    handled.setdefault(left.pop(n), []).append(n)
+            case "remove" if left:
+                n = randomness.choice([*left])
+                await remove(backend, n, [each.value["n"] for each, _ in flying])
+                pushed[left.pop(n)].remove(n)
+                flying = [(each, owner) for each, owner in flying if each.value["n"] != n]
     for message, owner in flying:
         await settle(owner, [message], "release")
     for n in await drain(backends[0]):
-        name = next(key for key, all_ in pushed.items() if n in all_)
-        handled.setdefault(name, []).append(n)
-    assert handled == pushed
+        handled.setdefault(left.pop(n), []).append(n)
+    assert handled == {name: numbers for name, numbers in pushed.items() if numbers}
+    assert not left
+
+
+class KeyModel:
+    """Who holds a key, as the documentation says, and what each message contains."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.holder = ""
+        self.until: float | None = None
+        self.contents: dict[str, int] = {}
+        """Of the messages that are not finished."""
+        self.claimed: dict[str, Message] = {}
+
+    def push(self, number: int, ttl: float | None, *, replaces: bool) -> dict[str, str]:
+        """Return what a push must return."""
+        is_held = self.holder in self.contents if self.until is None else self.until > self.now
+        is_free = self.holder in self.contents and self.holder not in self.claimed
+        if is_held and not replaces:
+            return {f"id-{number}": self.holder}
+        if not (is_held and is_free):
+            self.holder = f"id-{number}"
+        self.contents[self.holder] = number
+        self.until = None if ttl is None else self.now + ttl
+        return {} if self.holder == f"id-{number}" else {f"id-{number}": self.holder}
+
+
+async def test_keys_of_random_histories_are_held_as_long_as_promised(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """With and without a time, replaced or not, whatever becomes of the messages."""
+    randomness, model = random.Random(11), KeyModel()
+    for number in range(150):
+        match randomness.choice(["push", "push", "claim", "settle", "wait"]):
+            case "push":
+                ttl, replaces = randomness.choice([None, 1000.0]), randomness.random() < 0.5
+                message = new(number, key="k", key_ttl=ttl, replace=replaces)
+                assert await backend.push([message]) == model.push(number, ttl, replaces=replaces)
+            case "claim":
+                for each in await claim(backend, 1, visibility=40_000):
+                    assert model.contents[each.id] == each.value["n"]
+                    model.claimed[each.id] = each
+            case "settle" if model.claimed:
+                name, each = model.claimed.popitem()
+                move: Transition = randomness.choice(("complete", "bury", "release"))
+                await settle(backend, [each], move)
+                if move != "release":
+                    del model.contents[name]
+            case "wait":
+                location.advance(600)
+                model.now += 600
 
 
 async def test_a_key_is_held_while_its_message_is_pending(
@@ -447,6 +520,11 @@ async def test_a_replaced_message_of_a_group_stays_in_its_place(backend: QueueBa
     assert await drain(backend) == [1, 3]
 
 
+async def refuse(*_: object) -> None:
+    """Fail as a database that cannot be reached."""
+    raise Unavailable("the database", "it is refused")
+
+
 @pytest.mark.parametrize("is_request_lost", [True, False])
 async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
     location: QueueLocation, backend: QueueBackend, *, is_request_lost: bool
@@ -467,7 +545,7 @@ async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
 async def test_who_pushes_a_key_again_finds_its_finished_message(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first push has arrived unnoticed, and its message was completed before the second."""
+    """The first push has arrived unnoticed, and its message was completed before the others."""
 
     async def finds_out_nothing(*_: object) -> None:
         return None
@@ -479,9 +557,24 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
     other = await location.open("emails")
     assert await drain(other) == [1]
     repeated = msgspec.structs.replace(new(1, key="k"), id="id-2")
-    assert await backend.push([repeated, new(3, key="l")]) == {"id-2": "id-1"}
+    # Who asks meanwhile learns nothing, and is no reason to forget the doubt.
+    placed_push: Any = cast("SqlBackend", backend)._placed_push
+    for name in ("_exists", "_place"):
+        with monkeypatch.context() as patch:
+            patch.setattr(placed_push, name, refuse)
+            with pytest.raises(Unavailable):
+                await backend.push([msgspec.structs.replace(repeated, id="id-0"), new(9)])
+    pushed = await backend.push([repeated, new(3, key="l")])
+    assert pushed == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+    # If nothing is left to push, there is no request that could fail.
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(5, key="m")])
+    monkeypatch.setattr(placed_push, "_place", refuse)
+    again = msgspec.structs.replace(new(5, key="m"), id="id-6")
+    assert await backend.push([again]) == {"id-6": "id-5"}
 
 
 async def test_other_content_is_not_a_push_repeated(
@@ -516,10 +609,6 @@ async def test_a_push_stays_in_doubt_if_nobody_can_say_who_holds_its_key(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not reported as refused: its message is there."""
-
-    async def refuse(_: Sequence[str]) -> None:
-        raise Unavailable("the database", "it is refused")
-
     monkeypatch.setattr(cast("SqlBackend", backend)._placed_push, "_find_holders", refuse)
     location.faults.lost_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -626,8 +715,10 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
     await push(mine, *range(10))
     first = await claim(mine, 2)
-    second = await claim(other, 5, session=OTHER)
+    found = await other.claim(5, session=OTHER, visibility=60)
+    second = found.messages
     assert len(first) + len(second) == most
+    assert not found.more
     assert await claim(mine) == []
     for move in ("complete", "retry", "bury"):
         await settle(mine, first[:1], move)
@@ -640,15 +731,28 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     assert await claim(other) == []
 
 
-async def test_a_full_queue_says_what_else_there_is(location: QueueLocation) -> None:
-    """When the next claim lapses, and that there is nothing to claim now."""
-    backend = await location.open("emails", limits=QueueLimits(max_concurrency=1))
+@pytest.mark.parametrize(
+    "limits", [QueueLimits(max_concurrency=1), QueueLimits(rate=0.02, burst=2)]
+)
+async def test_a_full_queue_says_what_else_there_is(
+    location: QueueLocation, limits: QueueLimits
+) -> None:
+    """When the next claim lapses, and that there is nothing to claim now, suspects included."""
+    backend = await location.open("emails", limits=limits)
     await push(backend, 1, 2)
-    await claim(backend)
-    found = await backend.claim(5, session=ME, visibility=60)
-    assert (found.messages, found.more) == ([], False)
-    assert found.lapse is not None
-    assert 50 < found.lapse <= 60
+    await claim(backend, 1)
+    await backend.end_claims({ME})
+    head = await claim(backend, 1)
+    assert values(head) == [2]
+    for suspects in (True, False, True, False):
+        found = await backend.claim(5, session=ME, visibility=60, suspects=suspects)
+        assert (found.messages, found.more, found.suspects) == ([], False, False)
+        assert found.lapse is not None
+        assert 50 < found.lapse <= 60
+    await settle(backend, head)
+    location.advance(60)
+    assert (await backend.claim(5, session=ME, visibility=60)).suspects
+    assert values(await claim(backend, suspects=True)) == [1]
 
 
 @pytest.mark.parametrize("burst", [1, 4])
@@ -671,6 +775,22 @@ async def test_messages_are_claimed_at_the_rate_of_the_queue(
     location.advance(1000)
     assert len(await claim(mine)) == burst
     assert await claim(other) == []
+
+
+async def test_a_rate_counts_on_after_its_clock_has_changed(location: QueueLocation) -> None:
+    """The machine was started again, or the server's clock set back: nobody waits for that."""
+    backend = await location.open("emails", limits=QueueLimits(rate=0.1))
+    assert isinstance(location, SqliteQueues | PostgresQueues)
+    await push(backend, *range(3))
+    assert len(await claim(backend)) == 1
+    location.execute(
+        "UPDATE jobsync_limit SET boot = boot + 1"
+        if isinstance(location, SqliteQueues)
+        else "UPDATE {}.jobsync_limit SET refilled = '2999-01-01'"
+    )
+    assert await claim(backend) == []
+    location.advance(12)
+    assert len(await claim(backend)) == 1
 
 
 async def test_both_limits_hold(location: QueueLocation) -> None:
@@ -717,3 +837,37 @@ async def test_redriven_messages_of_a_group_keep_its_limit(location: QueueLocati
     await settle(backend, await claim(backend), "bury", error="no")
     assert await backend.redrive() == 2
     assert values(await claim(backend)) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [
+        ("", "open"),
+        ("complete", "completed"),
+        ("forget", "completed"),
+        ("retry", "ended"),
+        ("bury", "ended"),
+        ("revoke", "ended"),
+        ("lapse", "ended"),
+    ],
+)
+@pytest.mark.parametrize("group", [None, "a"])
+async def test_a_transaction_in_doubt_reads_what_became_of_its_message(
+    backend: QueueBackend, ending: str, outcome: str, group: str | None
+) -> None:
+    """Whoever has ended its claim, and also if the completed message is forgotten by then."""
+    await push(backend, 1, group=group)
+    messages = await claim(backend)
+    match ending:
+        case "complete" | "retry" | "bury":
+            await settle(backend, messages, cast("Transition", ending))
+        case "forget":
+            await settle(backend, messages)
+            assert await backend.delete("id-1") == "deleted"
+        case "revoke":
+            assert await backend.cancel("id-1") is not None
+        case "lapse":
+            await backend.end_claims({ME})
+    transactions = backend.transactions
+    assert transactions is not None
+    assert await transactions.read_outcome(messages[0].receipt) == outcome

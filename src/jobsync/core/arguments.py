@@ -15,7 +15,9 @@ from jobsync.errors import Invalid, closest_name, plain_text
 
 __all__ = ["LONGEST_DELAY", "check_choice", "check_count", "check_resource_name", "check_seconds"]
 
-LONGEST_DELAY: Seconds = 366 * 86_400.0
+_DAY: Seconds = 86_400.0
+
+LONGEST_DELAY: Seconds = 366 * _DAY
 """The longest delay or timeout that is accepted."""
 
 _is_resource_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
@@ -48,7 +50,8 @@ def check_seconds(
     if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
         return
     wanted = "0" if is_zero_allowed else "more than 0"
-    problem = f"must be {wanted} to {most / 86_400:,.0f} days, in seconds"
+    limit = f"{most:g} seconds" if most < _DAY else f"{most / _DAY:,.0f} days, in seconds"
+    problem = f"must be {wanted} to {limit}"
     raise Invalid(field, value, problem, "pass a number of seconds")
 
 

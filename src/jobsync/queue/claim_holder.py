@@ -158,8 +158,7 @@ class ClaimHolder(ABC):
         self.on_claimed(deliveries)
         self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
-            keep = [delivery.id for delivery in self._in_flight]
-            self.on_ended(ended := await self.backend.end_claims(keep=keep))
+            self.on_ended(ended := await self._end_lapsed())
             if ended:
                 claimed = self._note_ended(claimed)
         return ClaimedBatch(claimed, deliveries)
@@ -172,6 +171,15 @@ class ClaimHolder(ABC):
         """Return the pauses after failures of a message."""
         del message
         return self._retries
+
+    async def _end_lapsed(self) -> list[EndedClaim]:
+        """End the claims of others that have lapsed.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        keep = [delivery.id for delivery in self._in_flight]
+        return await self.backend.end_claims(keep=keep)
 
     def _note_ended(self, claimed: ClaimResult) -> ClaimResult:
         """Return the result of a claim after which lapsed claims were ended."""
@@ -195,6 +203,8 @@ class ClaimHolder(ABC):
         """Settle a message, unless its handler has done so or it is lost."""
         if self._in_flight.find(delivery.message) is delivery:
             self._submit(delivery, verdict, ended)
+        elif delivery.transaction is not None:
+            delivery.deferred = verdict
 
     def _submit(
         self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None
@@ -265,6 +275,11 @@ class ClaimHolder(ABC):
             await callback
         finally:
             del self._called_back[delivery]
+
+    def on_rolled_back(self, delivery: Delivery) -> None:
+        """Settle a message whose handler has ended meanwhile; otherwise its end does."""
+        if delivery.deferred is not None:
+            self.conclude(delivery, delivery.deferred)
 
     def on_failure(self, error: Exception) -> None:
         """Report that the store does not answer."""

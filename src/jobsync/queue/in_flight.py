@@ -80,6 +80,8 @@ class Delivery(msgspec.Struct, eq=False):
 
     transaction: "TransactionBlock | None" = None
     """The transaction that its handler has open."""
+    deferred: HandlerVerdict | None = None
+    """How its handler has ended while its transaction was being committed: counts if that fails."""
 
     @property
     def document(self) -> Document:
@@ -111,6 +113,10 @@ class WorkerListener(Protocol):
 
     def on_answer(self, delivery: Delivery | None, *, is_accepted: bool) -> None:
         """The store has answered a settlement; without a delivery, it was never in flight."""
+        ...
+
+    def on_rolled_back(self, delivery: Delivery) -> None:
+        """The transaction of a message could not be committed."""
         ...
 
     def on_ended(self, ended: list[EndedClaim]) -> None:

@@ -64,6 +64,8 @@ class Allowance(msgspec.Struct, frozen=True):
     """How many messages."""
     tokens: float
     """How many the rate alone allows."""
+    is_counting: bool
+    """Whether more tokens come by themselves: they count from a time of the present clock."""
 
 
 NO_LIMITS = QueueLimits()

@@ -20,7 +20,8 @@ from jobsync.core.messages import Completed, Failed, Returned
 from jobsync.core.retry import Retries
 from jobsync.database.document import Document
 from jobsync.database.home_loop import HomeLoop, on_home_loop
-from jobsync.queue.backend import QueueBackend
+from jobsync.errors import Unavailable
+from jobsync.queue.backend import EndedClaim, QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.reporter import QueueReporter
@@ -118,12 +119,26 @@ class PulledClaims(ClaimHolder):
         """
         end = self._clock.mono() + wait
         while not self.is_stopping:
-            deliveries, pause = await self._try_to_claim(limit)
+            claiming = asyncio.ensure_future(self._try_to_claim(limit))
+            try:
+                deliveries, pause = await asyncio.shield(claiming)
+            except asyncio.CancelledError:
+                claiming.add_done_callback(self._return_unwanted)
+                raise
             left = end - self._clock.mono()
             if deliveries or left <= 0:
                 return [self._wrap(delivery) for delivery in deliveries]
             await self._wait(min(left, pause))
+        # A program that asks again at once must not keep others from running.
+        await asyncio.sleep(0)
         return []
+
+    def _return_unwanted(self, claiming: "asyncio.Future[tuple[list[Delivery], Seconds]]") -> None:
+        """Return what was claimed for a caller that was cancelled meanwhile."""
+        if claiming.cancelled() or isinstance(claiming.exception(), Unavailable):
+            return
+        for delivery in claiming.result()[0]:
+            self.conclude(delivery, Returned())
 
     async def _try_to_claim(self, limit: int) -> tuple[list[Delivery], Seconds]:
         """Return what was claimed, and the seconds after which to try again."""
@@ -166,6 +181,18 @@ class PulledClaims(ClaimHolder):
     def drop(self, delivery: Delivery) -> None:
         """Fail the attempt of a message whose object is gone, unless it is settled."""
         self.conclude(delivery, Failed(_DROPPED))
+
+    async def _end_lapsed(self) -> list[EndedClaim]:
+        """End the claims of others that have lapsed, if the store answers.
+
+        Otherwise the next claim does. What was claimed before belongs to the caller: raised here,
+        an error would leave it in flight without anybody who settles it.
+        """
+        try:
+            return await super()._end_lapsed()
+        except Unavailable as error:
+            self.on_failure(error)
+            return []
 
     def on_claimed(self, deliveries: list[Delivery]) -> None:
         """Do nothing: the caller gets them."""

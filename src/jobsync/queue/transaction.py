@@ -46,8 +46,6 @@ ClaimOutcome: TypeAlias = Literal["open", "completed", "ended"]
 """Whether a message is claimed, was completed, or its claim has ended in another way."""
 
 _BACKOFF = ExponentialBackoff(first=0.1, longest=2.0)
-
-
 _IDLE = 10.0
 """Seconds after which the thread of the time limits ends, if there is no transaction."""
 
@@ -375,6 +373,7 @@ class TransactionBlock:
         except BaseException:
             # All of it was rolled back: the handler has failed.
             delivery.is_settling, delivery.verdict = False, None
+            self._listener.on_rolled_back(delivery)
             raise
         if is_ours and delivery.context is not None:
             delivery.context.is_settled = True

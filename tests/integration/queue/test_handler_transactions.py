@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from proxy import Proxy
+from psycopg import sql
 from servers import Locate, PostgresServer
 from waiting import until
 
@@ -21,11 +25,14 @@ from jobsync import (
     Document,
     Invalid,
     MessageClaimLost,
+    OutcomeUnknown,
     QueuePlugin,
     Snooze,
+    Unavailable,
 )
 from jobsync.queue.context import BlockingContext
-from jobsync.queue.transaction import TransactionBackend
+from jobsync.queue.sql import postgres_transactions, sqlite_transactions
+from jobsync.queue.transaction import OpenTransaction, TransactionBackend
 
 Handler = Callable[..., Any]
 SQL = ("sqlite", "postgres")
@@ -157,7 +164,7 @@ async def test_a_plain_function_has_a_transaction_too(effects: Effects) -> None:
         await ended(queue, 6)
         assert sorted(effects.read()) == sorted(ids)
         found = sqlite3.Connection if effects.kind == "sqlite" else psycopg.Connection
-        assert kinds == {found}
+        assert all(issubclass(kind, found) for kind in kinds)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -324,20 +331,43 @@ async def test_savepoints_can_be_nested(effects: Effects) -> None:
         assert {*effects.read()} - {"kept too"} == {"kept"}
 
 
-async def test_a_failed_statement_that_is_ignored_fails_the_attempt(locate: Locate) -> None:
-    """On PostgreSQL it has ended the transaction."""
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_failed_statement_that_is_ignored_fails_the_attempt(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """On PostgreSQL it has ended the transaction; COMMIT does not say so.
+
+    A task of the handler's may run it after the completion, right before COMMIT.
+    """
     effects = Effects("postgres", locate("postgres"))
 
     async def handle(_: Document, context: Context) -> None:
         async with context.transaction() as connection:
             await effects.write(connection, context.id)
-            await fail_quietly(connection)
+            if not is_late:
+                await fail_quietly(connection)
 
     async with run_queue(effects, handle, max_attempts=1) as queue:
+        if is_late:
+            _fail_after_completion(monkeypatch, queue)
         await queue.enqueue({})
         await ended(queue)
         assert "has a statement that failed" in await read_errors(queue)
         assert effects.read() == []
+
+
+def _fail_after_completion(monkeypatch: pytest.MonkeyPatch, queue: QueuePlugin) -> None:
+    """Run a statement that fails between the completion of a message and COMMIT."""
+    backend = queue._get_backend().transactions
+    assert backend is not None
+    complete = backend.complete_within
+
+    async def complete_within(connection: Any, *arguments: Any) -> bool:
+        is_completed = await complete(connection, *arguments)
+        await fail_quietly(connection)
+        return is_completed
+
+    monkeypatch.setattr(backend, "complete_within", complete_within)
 
 
 async def wait_for_ever(connection: Any) -> None:
@@ -391,6 +421,30 @@ async def test_a_transaction_that_takes_too_long_is_rolled_back(
         await queue.enqueue({})
         await ended(queue)
         assert "took longer than 0.3 s and was rolled back" in await read_errors(queue)
+        assert effects.read() == []
+
+
+@pytest.mark.parametrize("watcher", ["loop", "thread"])
+async def test_either_watcher_of_the_time_is_enough(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, watcher: str
+) -> None:
+    """A handler that ignores its cancellation and leaves the block commits nothing."""
+    effects = Effects("sqlite", locate("sqlite"))
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction(timeout=0.2) as connection:
+            await effects.write(connection, context.id)
+            with suppress(asyncio.CancelledError):
+                await (asyncio.sleep(60) if watcher == "loop" else block_the_loop(connection))
+
+    if watcher == "loop":
+        monkeypatch.setattr(OpenTransaction, "expire", lambda _: None)
+    else:
+        monkeypatch.setattr(asyncio.Timeout, "expired", lambda _: False)
+    async with run_queue(effects, handle, max_attempts=1) as queue:
+        await queue.enqueue({})
+        await ended(queue)
+        assert "took longer than 0.2 s and was rolled back" in await read_errors(queue)
         assert effects.read() == []
 
 
@@ -548,7 +602,8 @@ async def test_a_wrong_limit_is_refused(effects: Effects, seconds: Any) -> None:
     async with run_queue(effects, handle, max_attempts=1) as queue:
         await queue.enqueue({})
         await ended(queue)
-        assert "timeout must" in await read_errors(queue)
+        most = 5 if effects.kind == "sqlite" else 3600
+        assert f"timeout must be more than 0 to {most} seconds" in await read_errors(queue)
 
 
 @pytest.fixture
@@ -562,6 +617,37 @@ def proxied(postgres: PostgresServer, locate: Locate) -> Iterator[tuple[Proxy, s
 def is_commit(request: bytes) -> bool:
     """Whether a request is the COMMIT of a handler's transaction."""
     return b"COMMIT\0" in request
+
+
+def is_end(request: bytes) -> bool:
+    """Whether a request is the first one after the block of a handler's transaction."""
+    return b"txid_current" in request and b"statement_timeout" not in request
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_server_that_does_not_answer_at_the_end_fails_the_attempt(
+    proxied: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """In a limited time: nobody could cancel it, and it would keep its slot."""
+    proxy, url = proxied
+    effects = Effects("postgres", url)
+    monkeypatch.setattr(postgres_transactions, "_END_TIME", 0.3)
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+
+    async with run_queue(effects, handle if is_async else block, max_attempts=1) as queue:
+        proxy.hold_request(1, is_end)
+        await queue.enqueue({})
+        await ended(queue)
+        proxy.release()
+        assert "the transaction was rolled back" in await read_errors(queue)
+        assert effects.read() == []
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -591,6 +677,48 @@ async def test_an_unknown_commit_is_settled_by_reading_the_claim(
         assert effects.read() == [name]
         assert stats["completed"] == 1
         assert stats["retried"] == (1 if fault == "drop_request" else 0)
+
+
+class ServerError(psycopg.OperationalError):
+    """An error that the server has sent."""
+
+    def __init__(self, severity: str) -> None:
+        super().__init__("the commit failed")
+        self.severity = severity
+
+    @property
+    def diag(self) -> Any:
+        """What the server says about it."""
+        return SimpleNamespace(severity_nonlocalized=self.severity)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (psycopg.OperationalError("the connection is lost"), OutcomeUnknown),
+        (ServerError("FATAL"), OutcomeUnknown),
+        (ServerError("PANIC"), OutcomeUnknown),
+        (ServerError("ERROR"), ServerError),
+        (psycopg.ProgrammingError("a block is open"), Invalid),
+    ],
+    ids=["lost", "fatal", "panic", "error", "psycopg"],
+)
+async def test_what_a_failed_commit_means(error: Exception, raised: type[Exception]) -> None:
+    """On PostgreSQL: what ends the connection may come after the commit, an ERROR never does."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection: Any = SimpleNamespace(pgconn=SimpleNamespace(socket=ours.fileno()))
+        connection.close = lambda: None
+        block = SimpleNamespace(__exit__=fail)
+        opened = postgres_transactions._PostgresTransaction(connection, block, "1", 60.0, "queue/a")
+        with pytest.raises(raised):
+            await opened.commit()
+        opened.stop_timer()
+        await opened.close()
 
 
 async def test_a_disk_that_fails_at_the_commit_is_settled_by_reading(
@@ -671,3 +799,105 @@ async def test_a_transaction_lets_the_next_message_of_a_group_come(effects: Effe
         assert sorted(effects.read()) == sorted(names)
         assert stats["completed"] == 3
         assert await queue.count("blocked") == 0
+
+
+@pytest.mark.parametrize("is_grouped", [True, False])
+async def test_a_transaction_wakes_those_who_wait_for_its_end(
+    locate: Locate, *, is_grouped: bool
+) -> None:
+    """On PostgreSQL: another process can claim the next of the group, or has the free slot."""
+    effects = Effects("postgres", locate("postgres"))
+    is_started, is_over = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Document, context: Context) -> None:
+        is_started.set()
+        await is_over.wait()
+        async with context.transaction() as connection:
+            await effects.write(connection, context.id)
+
+    limits = {} if is_grouped else {"max_concurrency": 1}
+    async with run_queue(effects, handle, **limits) as queue:
+        await queue.enqueue({}, group="a" if is_grouped else None)
+        await is_started.wait()
+        access: Any = queue.database.store.sql
+        url = effects.url.partition("?")[0]
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as listener:
+            await listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(access.channel)))
+            is_over.set()
+            heard = [each.payload async for each in listener.notifies(timeout=10, stop_after=1)]
+        assert heard == ["queue/default/tasks"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_handler_that_ends_before_a_commit_that_fails_is_settled(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """By how it has ended: its time was over, or it has left the block to a task of its own."""
+    effects = Effects("sqlite", locate("sqlite"))
+    is_committing, is_over = asyncio.Event(), asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def write(context: Context) -> None:
+        with pytest.raises(Unavailable):
+            async with context.transaction() as connection:
+                await effects.write(connection, context.id)
+
+    async def handle(_: Document, context: Context) -> None:
+        tasks.append(asyncio.create_task(write(context)))
+        await is_committing.wait()
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            effects.write_blocking(connection, context.id)
+
+    async def commit(_: object) -> None:
+        is_committing.set()
+        await is_over.wait()
+        raise Unavailable("the file", "it is away")
+
+    monkeypatch.setattr(sqlite_transactions._SqliteTransaction, "commit", commit)
+    options = {"max_attempts": 1, "timeout": None if is_async else 0.1}
+    async with run_queue(effects, handle if is_async else block, **options) as queue:
+        queue.on("plg:queue:handler-overran", lambda _: is_over.set())
+        await queue.enqueue({})
+        await is_committing.wait()
+        if is_async:
+            await until(lambda: not queue.stats()["running"], "the handler has ended")
+            is_over.set()
+        stats = await ended(queue)
+        assert (stats["dead"], stats["completed"]) == (1, 0)
+        reason = "before its context.transaction() has ended" if is_async else "longer than 0.1 s"
+        assert reason in await read_errors(queue)
+        assert effects.read() == []
+
+
+def test_a_statement_after_an_interrupted_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite: the interrupted one has rolled back, so the next would commit by itself."""
+    kind = sqlite_transactions._Connection
+    connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None, factory=kind)
+    refused: list[str] = []
+
+    def interrupt(own: sqlite3.Connection) -> None:
+        # What another thread of the handler's does at this moment.
+        own.rollback()
+        cursor = own.cursor()
+        for run in (own.execute, own.executescript, cursor.execute, cursor.executescript):
+            with pytest.raises(sqlite3.OperationalError) as error:
+                run("INSERT INTO effects VALUES (1)")
+            refused.append(str(error.value))
+        for run_many in (own.executemany, cursor.executemany):
+            with pytest.raises(sqlite3.OperationalError) as error:
+                run_many("INSERT INTO effects VALUES (?)", [[2], [3]])
+            refused.append(str(error.value))
+
+    monkeypatch.setattr(kind, "interrupt", interrupt)
+    connection.execute("CREATE TABLE effects (id)")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT INTO effects VALUES (0)")
+    connection.cut()
+    connection.close()
+    assert refused == ["attempt to write after the time of the transaction"] * 6
+    with closing(sqlite3.connect(tmp_path / "app.db")) as other:
+        assert other.execute("SELECT * FROM effects").fetchall() == []

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from servers import Locate
 from waiting import until
@@ -19,6 +20,7 @@ from jobsync import (
     Invalid,
     NoResult,
     QueuePlugin,
+    Unavailable,
 )
 from jobsync.queue import progress
 
@@ -279,9 +281,93 @@ async def test_wrong_arguments_are_refused_and_a_pause_holds(db: Database) -> No
     await queue.enqueue({"n": 1})
     queue.pause()
     assert await queue.claim(1) == []
-    queue.resume()
+    # Who asks again and again lets others run, and who waits claims when the pause is over.
+    asyncio.get_running_loop().call_soon(queue.resume)
+    assert any([await queue.claim(1) for _ in range(20)])
+    await queue.enqueue({"n": 2})
+    queue.pause()
+    asyncio.get_running_loop().call_later(0.01, queue.resume)
+    (second,) = await queue.claim(1, wait=20)
+    assert await second.ack()
+    await queue.enqueue({"n": 3})
     await queue.pause_everywhere()
     assert await queue.claim(1) == []
     await queue.resume_everywhere()
     (message,) = await queue.claim(1, wait=20)
     assert await message.ack()
+
+
+async def test_what_is_claimed_for_a_caller_that_is_cancelled_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once and without an attempt: nobody else could settle it."""
+    is_claimed, is_cancelled = asyncio.Event(), asyncio.Event()
+    async with Database("memory://") as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        name = await queue.enqueue({"n": 1})
+        backend = queue._get_backend()
+        claim = backend.claim
+
+        async def claim_slowly(*arguments: Any, **options: Any) -> Any:
+            claimed = await claim(*arguments, **options)
+            is_claimed.set()
+            await is_cancelled.wait()
+            return claimed
+
+        monkeypatch.setattr(backend, "claim", claim_slowly)
+        claiming = asyncio.ensure_future(queue.claim(1))
+        await is_claimed.wait()
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        is_cancelled.set()
+        (again,) = await queue.claim(1, wait=5)
+        assert (again.id, again.attempt, again.epoch) == (name, 1, 2)
+        assert await again.ack()
+
+
+async def test_what_is_claimed_while_others_cannot_be_ended_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store answers the claim, and then not the request that ends lapsed claims."""
+    async with Database("memory://") as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        await queue.enqueue({"n": 1})
+        backend = queue._get_backend()
+        claim = backend.claim
+
+        async def claim_with_lapsed(*arguments: Any, **options: Any) -> Any:
+            return msgspec.structs.replace(await claim(*arguments, **options), lapse=0.0)
+
+        async def refuse(*_: Any, **__: Any) -> Any:
+            raise Unavailable("the store", "it is away")
+
+        monkeypatch.setattr(backend, "claim", claim_with_lapsed)
+        monkeypatch.setattr(backend, "end_claims", refuse)
+        (message,) = await queue.claim(1, wait=5)
+        assert await message.ack()
+
+
+async def test_a_program_has_a_suspect_alone(locate: Locate) -> None:
+    """It gets one when it holds nothing else, and nothing else while it holds that."""
+    url = locate("sqlite")
+    async with Database(url) as db, Database(url) as other_db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        other = await other_db.use_plugin(QueuePlugin(resource="tasks"))
+        names = [await queue.enqueue({"n": 1})]
+        held = await other.claim(1)
+        await queue._get_backend().end_claims({other._get_membership().incarnation})
+        names += [await queue.enqueue({"n": n}) for n in (2, 3)]
+        rest = await queue.claim(10)
+        assert [each.id for each in rest] == names[1:]
+        for message in rest:
+            assert await queue.claim(10) == []
+            assert await message.ack()
+        (suspect,) = await queue.claim(10)
+        assert suspect.id == names[0]
+        later = await queue.enqueue({"n": 4})
+        assert await queue.claim(10) == []
+        assert await suspect.ack()
+        (last,) = await queue.claim(10)
+        assert last.id == later
+        assert await last.ack()
+        assert not await held[0].ack()

@@ -13,6 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from jobsync import Database, Invalid, QueuePlugin
+from jobsync.queue.sql.joined_connections import run_joined
 
 
 @pytest.fixture
@@ -128,6 +129,51 @@ async def test_outside_of_a_transaction_a_push_is_one(lite: QueuePlugin, path: P
     with closing(sqlite3.connect(path, isolation_level=None)) as own:
         await lite.enqueue_many([{"n": 1}, {"n": 2}], connection=own)
     assert await lite.count() == 2
+
+
+async def test_a_push_that_fails_leaves_no_transaction_behind(
+    lite: QueuePlugin, path: Path
+) -> None:
+    """The caller has not begun it, and it would block every other writer."""
+
+    def refuse(action: int, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as own:
+        own.set_authorizer(refuse)
+        placed: dict[str, Any] = {"group": "a", "key": "k"}
+        for options in ({}, placed):
+            with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+                await lite.enqueue({"n": 1}, connection=own, **options)
+            assert not own.in_transaction
+        await lite.enqueue({"n": 2})
+    assert await lite.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("autocommit", "isolation", "is_begun", "needs"),
+    [
+        (-1, "", False, False),
+        (-1, None, False, True),
+        (-1, None, True, False),
+        (True, "", False, True),
+        (True, "", True, False),
+        (False, "", False, False),
+    ],
+)
+def test_a_push_begins_a_transaction_where_python_begins_none(
+    autocommit: Any, isolation: str | None, *, is_begun: bool, needs: bool
+) -> None:
+    """By either of the attributes that say so: the newer one came with Python 3.12."""
+    statements: list[str] = []
+    connection: Any = SimpleNamespace(
+        autocommit=autocommit,
+        isolation_level=isolation,
+        in_transaction=is_begun,
+        execute=statements.append,
+    )
+    assert run_joined(connection, lambda: 7) == 7
+    assert statements == (["BEGIN IMMEDIATE", "COMMIT"] if needs else [])
 
 
 async def test_sqlalchemy_connections_are_unwrapped(lite: QueuePlugin, path: Path) -> None:

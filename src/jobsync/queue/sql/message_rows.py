@@ -176,7 +176,8 @@ def _decode_or_text(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
 
 def _read_failures(text: str, name: str, log: CorruptionLog) -> tuple[Failure, ...]:
     """Return the errors of a message, one of each line; a line that is not JSON as its text."""
-    lines = text.splitlines()
+    # Not `splitlines`: other characters that end lines may be within the text of an error.
+    lines = text.removesuffix("\n").split("\n") if text else []
     try:
         return _decode_failures(f"[{','.join(lines)}]")
     except (msgspec.DecodeError, UnicodeError):

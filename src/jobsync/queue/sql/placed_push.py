@@ -52,22 +52,25 @@ class PlacedPush:
     ) -> Mapping[str, str]:
         """Add messages where they belong; if the reply is lost, look what has become of them."""
         arrived = await self._find_arrived(new_messages, payloads)
+        pushed = new_messages
         if arrived:
             pairs = zip(new_messages, payloads, strict=True)
             left = [(message, payload) for message, payload in pairs if message.id not in arrived]
             new_messages, payloads = [each for each, _ in left], [each for _, each in left]
         try:
-            return {**arrived, **await self._place(new_messages, payloads)}
+            holders = await self._place(new_messages, payloads) if new_messages else {}
         except OutcomeUnknown as unknown:
             try:
-                holders = await self._look_up(new_messages)
+                found = await self._look_up(new_messages)
             except JobsyncError:
                 # A failed check says nothing about the push.
-                holders = None
-            if holders is None:
+                found = None
+            if found is None:
                 self._remember(new_messages, payloads)
                 raise unknown from None
-            return {**arrived, **holders}
+            holders = found
+        self._settle_doubts(pushed)
+        return {**arrived, **holders}
 
     async def _look_up(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str] | None:
         """Return who holds the keys of messages that were not added; None if that is not known."""
@@ -93,6 +96,12 @@ class PlacedPush:
         while len(self._doubtful) > _MAX_KEYS:
             del self._doubtful[next(iter(self._doubtful))]
 
+    def _settle_doubts(self, new_messages: Sequence[NewMessage]) -> None:
+        """Forget doubts about keys that are certainly held from now on."""
+        if self._doubtful:
+            for message in new_messages:
+                self._doubtful.pop(message.key or "", None)
+
     async def _find_arrived(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> Mapping[str, str]:
@@ -101,7 +110,7 @@ class PlacedPush:
             return {}
         arrived: dict[str, str] = {}
         for message, payload in zip(new_messages, payloads, strict=True):
-            former = self._doubtful.pop(message.key, None) if message.key is not None else None
+            former = self._doubtful.get(message.key) if message.key is not None else None
             # One that replaces must be handled, even if its content is the same.
             if former is None or message.replace or former.payload != payload:
                 continue

@@ -169,9 +169,10 @@ class Places(ABC):
         """Return what the limits of the queue allow to claim; others wait meanwhile."""
         burst = float(limits.burst)
         yield self._fill("lock_limit", burst=burst)
-        ((claimed, tokens),) = yield self._fill("read_usage", burst=burst, rate=limits.rate)
+        (usage,) = yield self._fill("read_usage", burst=burst, rate=limits.rate)
+        claimed, tokens, is_counting = usage
         most = limits.count_allowed(wanted, claimed=claimed, tokens=tokens)
-        return Allowance(most, tokens)
+        return Allowance(most, tokens, bool(is_counting))
 
     def end_claim(
         self, limits: QueueLimits, allowance: Allowance, claimed: int
@@ -180,7 +181,9 @@ class Places(ABC):
         if not limits.rate:
             return None
         tokens = allowance.tokens - claimed
-        yield self._fill("use_tokens", tokens=tokens)
+        if claimed or not allowance.is_counting:
+            # Otherwise nothing changes: a write would wake all who wait for one, to no end.
+            yield self._fill("use_tokens", tokens=tokens)
         return limits.find_wait(tokens)
 
     def _fill(self, name: str, **parameters: Any) -> tuple[str, dict[str, Any]]:

@@ -118,7 +118,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
         self.transactions = PostgresTransactions(
-            access, self._sql, self.topic, self._unsettled, self._places
+            access, self._sql, self.topic, self._unsettled, self._places, self._grouped, limits
         )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
@@ -289,7 +289,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if has_groups:
             self._remember_groups(request.claim)
         more = allowed == request.limit <= found or found > len(claimed)
-        found_rows = ClaimedRows(claimed, has_suspects, due, lapse, more)
+        found_rows = ClaimedRows(claimed, has_suspects and allowed > 0, due, lapse, more)
         return found_rows if wait is None else found_rows.limit_due(wait)
 
     def _remember_groups(self, claim: str) -> None:

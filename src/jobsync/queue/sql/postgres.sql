@@ -1133,12 +1133,13 @@ VALUES (%(queue)s, %(burst)s, clock_timestamp())
 ON CONFLICT (queue) DO UPDATE SET queue = l.queue RETURNING 1;
 
 -- name: read_usage
--- How many messages of a queue are claimed, and how many its rate allows to claim now.
+-- How many messages of a queue are claimed, how many its rate allows to claim now, and whether that
+-- grows by itself.
 SELECT (
     SELECT coalesce(sum(open), 0)::bigint FROM {schema}.jobsync_claim
     WHERE queue = %(queue)s AND closed IS NULL
   ), least(%(burst)s, tokens + %(rate)s * greatest(0,
-    extract(epoch FROM clock_timestamp() - refilled)::float8))
+    extract(epoch FROM clock_timestamp() - refilled)::float8)), refilled <= clock_timestamp()
 FROM {schema}.jobsync_limit WHERE queue = %(queue)s;
 
 -- name: use_tokens

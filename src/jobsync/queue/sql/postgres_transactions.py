@@ -8,7 +8,7 @@ completion was sent the row of the claim is locked, so the server waits only sho
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 from jobsync.core.codec import Json
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt, Settlement
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.sql.claims import UnsettledClaims
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.postgres_places import PostgresPlaces, build_columns
@@ -36,13 +37,14 @@ _DEFAULT_LIMIT = 60.0
 _LONGEST = 3600.0
 _OPENING_TIME = 30.0
 """Seconds in which a transaction must begin."""
-_COMMIT_TIME = 30.0
-"""Seconds after which the reply to COMMIT counts as lost."""
+_END_TIME = 30.0
+"""Seconds for the end of a transaction, after which the reply to COMMIT counts as lost."""
 _LOCKED_IDLE = 5.0
 """Seconds that the server waits for COMMIT once the row of the claim is locked."""
 _SERVER_MARGIN = 5.0
 """Seconds by which the server's limits are longer than those of the transaction."""
 _FIX = "pass a psycopg connection to the database that the queue is in"
+_FAILED = "has a statement that failed", "run it within connection.transaction()"
 _END_FIX = "leave COMMIT, ROLLBACK and close() to context.transaction()"
 
 _BEGUN = """
@@ -52,6 +54,7 @@ SELECT txid_current()::text, set_config('idle_in_transaction_session_timeout', %
 _ENDING = """
 SELECT txid_current()::text, set_config('idle_in_transaction_session_timeout', %(idle)s, true)
 """
+_ENDED = "SELECT txid_status(%(number)s::bigint)"
 
 
 class _PostgresTransaction(OpenTransaction):
@@ -70,6 +73,8 @@ class _PostgresTransaction(OpenTransaction):
         self._number = number
         self._topic = topic
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends it if the server does not answer."""
         super().__init__(connection, limit)
 
     def cut(self) -> None:
@@ -80,11 +85,11 @@ class _PostgresTransaction(OpenTransaction):
     async def check(self) -> None:
         """Check that it is the transaction that was begun: its number is the same."""
         connection, parameters = self.connection, {"idle": _to_milliseconds(_LOCKED_IDLE)}
+        self._timer = asyncio.get_running_loop().call_later(_END_TIME, self.cut)
         try:
             ((number, _),) = await _execute(connection, _ENDING, parameters)
         except InFailedSqlTransaction as error:
-            problem, fix = "has a statement that failed", "run it within connection.transaction()"
-            raise Invalid("connection", "psycopg", problem, fix) from error
+            raise Invalid("connection", "psycopg", *_FAILED) from error
         except psycopg.Error as error:
             if connection.closed and not connection.broken:
                 raise Invalid("connection", "psycopg", "was closed", _END_FIX) from error
@@ -95,7 +100,6 @@ class _PostgresTransaction(OpenTransaction):
 
     async def commit(self) -> None:
         """Commit it."""
-        timer = asyncio.get_running_loop().call_later(_COMMIT_TIME, self.cut)
         try:
             if isinstance(self.connection, AsyncConnection):
                 await self._block.__aexit__(None, None, None)
@@ -112,11 +116,25 @@ class _PostgresTransaction(OpenTransaction):
             if severity != "ERROR":
                 raise OutcomeUnknown(self._topic, str(error).strip()) from error
             raise
-        finally:
-            timer.cancel()
+        await self._check_committed()
+
+    async def _check_committed(self) -> None:
+        """Check what COMMIT has done: after a statement that failed it rolls back, in silence.
+
+        A task of the handler's may have run that statement meanwhile. In a pipeline that the
+        handler has left open, COMMIT is sent by this only.
+        """
+        try:
+            ((status,),) = await _execute(self.connection, _ENDED, {"number": self._number})
+        except psycopg.Error as error:
+            raise OutcomeUnknown(self._topic, str(error).strip()) from error
+        if status != "committed":
+            raise Invalid("connection", "psycopg", *_FAILED)
 
     async def close(self) -> None:
         """Close the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
         with suppress(psycopg.Error):
             if isinstance(self.connection, AsyncConnection):
                 await self.connection.close()
@@ -134,6 +152,8 @@ class PostgresTransactions(TransactionBackend):
         topic: the queue, for errors.
         unsettled: the claims of which nothing was settled.
         places: the transactions that settle messages.
+        grouped: the latest claims with groups.
+        limits: of the queue.
     """
 
     default_limit = _DEFAULT_LIMIT
@@ -146,12 +166,16 @@ class PostgresTransactions(TransactionBackend):
         topic: str,
         unsettled: UnsettledClaims,
         places: PostgresPlaces,
+        grouped: Collection[str],
+        limits: QueueLimits,
     ) -> None:
         self._access = access
         self._places = places
         self._sql = sql
         self._topic = topic
         self._unsettled = unsettled
+        self._grouped = grouped
+        self._limits = limits
 
     async def begin(self, limit: float, *, is_blocking: bool) -> OpenTransaction:
         """Open a connection and begin."""
@@ -206,6 +230,15 @@ class PostgresTransactions(TransactionBackend):
         del result
         if not isinstance(connection, AsyncConnection | Connection):
             raise build_connection_error(connection, "is not a psycopg connection", _FIX)
+        is_completed = await self._complete(connection, receipt)
+        is_awaited = self._limits.max_concurrency is not None or receipt.claim in self._grouped
+        if is_completed and is_awaited:
+            # Others may wait for its end: they hear of it when it is committed.
+            notification = {"channel": self._access.channel, "topic": self._topic}
+            await _execute(connection, self._sql["notify_topic"], notification)
+        return is_completed
+
+    async def _complete(self, connection: Any, receipt: Receipt) -> bool:
         claim = receipt.claim
         if self._unsettled.remove(claim) == {receipt.id}:
             whole = {"claim": claim, "count": 1}

@@ -26,7 +26,12 @@ from jobsync.queue.sql.common import (
     ClaimRequest,
     SqlBackend,
 )
-from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error, check_file
+from jobsync.queue.sql.joined_connections import (
+    SQLITE_FIX,
+    build_connection_error,
+    check_file,
+    run_joined,
+)
 from jobsync.queue.sql.message_rows import ClaimedRow, find_stored_states
 from jobsync.queue.sql.sqlite_claims import (
     complete_claim,
@@ -81,14 +86,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         self._is_idle = False
         self._has_foreign: defaultdict[tuple[Any, bool], bool] = defaultdict(lambda: True)
         """Whether there may be delays of another boot, by what the claims want."""
-        """Whether there may be delays that count from another boot."""
         self._unsettled = UnsettledClaims()
         self.transactions = open_transactions(
-            access,
-            self.topic,
-            self._unsettled,
-            self._read_delay_time,
-            limits.group_concurrency,
+            access, self.topic, self._unsettled, self._read_delay_time, limits.group_concurrency
         )
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
@@ -104,19 +104,14 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         if not isinstance(connection, sqlite3.Connection):
             raise build_connection_error(connection, "is not a sqlite3 connection", SQLITE_FIX)
         check_file(connection, self._access.path)
-        # In the other cases sqlite3 begins a transaction itself, or there is one. Without it
-        # every row would be a transaction.
-        needs_transaction = connection.isolation_level is None and not connection.in_transaction
-        if needs_transaction:
-            connection.execute("BEGIN IMMEDIATE")
-        holders: Mapping[str, str] = {}
-        if are_plain(new_messages):
+
+        def push() -> Mapping[str, str]:
+            if not are_plain(new_messages):
+                return self._place_within(connection, new_messages, payloads)
             connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
-        else:
-            holders = self._place_within(connection, new_messages, payloads)
-        if needs_transaction:
-            connection.execute("COMMIT")
-        return holders
+            return {}
+
+        return run_joined(connection, push)
 
     async def _place(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
@@ -202,6 +197,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             found = [row[1:10] for row in rows]
             self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result(found, outlook, is_more=selection.is_full)
+            if selection.most == 0:
+                # A limit is reached: whoever asks for suspects meanwhile gets none.
+                claimed = claimed._replace(suspects=False)
             return claimed if selection.wait is None else claimed.limit_due(selection.wait)
 
         if self._is_idle:
@@ -210,7 +208,9 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             (outlook,) = await self._access.read(SQL[look], parameters)
             self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result([], outlook, is_more=False)
-            if not (outlook[0] or outlook[-1]):
+            # Whether a limit keeps suspects from being claimed is seen by a claim only.
+            is_limited = self.limits.is_limited and claimed.suspects
+            if not (outlook[0] or outlook[-1] or is_limited):
                 return claimed
         claimed = await self._write_repeatable(work)
         self._is_idle = not claimed.more

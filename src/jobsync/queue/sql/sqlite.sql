@@ -892,9 +892,11 @@ INSERT INTO jobsync_limit (queue, tokens, boot, refilled) VALUES (:queue, :burst
 ON CONFLICT DO NOTHING;
 
 -- name: read_usage
--- How many messages of a queue are claimed, and how many its rate allows to claim now.
+-- How many messages of a queue are claimed, how many its rate allows to claim now, and whether that
+-- grows by itself.
 SELECT (SELECT coalesce(sum(open), 0) FROM jobsync_claim WHERE queue = :queue AND open > 0),
-  min(:burst, tokens + CASE boot WHEN :boot THEN :rate * max(0, :mono - refilled) ELSE 0 END)
+  min(:burst, tokens + CASE boot WHEN :boot THEN :rate * max(0, :mono - refilled) ELSE 0 END),
+  boot = :boot AND refilled <= :mono
 FROM jobsync_limit WHERE queue = :queue;
 
 -- name: use_tokens

@@ -43,6 +43,8 @@ class SelectedMessages(NamedTuple):
     """Whether there may be more."""
     wait: float | None = None
     """Seconds until the rate allows to claim more; None if it does now."""
+    most: int | None = None
+    """How many the limits of the queue allowed; None if it has none."""
 
 
 def select_messages(
@@ -68,9 +70,10 @@ def select_messages(
     wanted = parameters["limit"]
     allowance = run_steps(connection, places.begin_claim(limits, wanted))
     allowed = {**parameters, "limit": allowance.most}
-    rows, is_full, _ = _select(connection, allowed, order, has_waiting=has_waiting)
-    wait = run_steps(connection, places.end_claim(limits, allowance, len(rows)))
-    return SelectedMessages(rows, is_full and allowance.most == wanted, wait)
+    selected = _select(connection, allowed, order, has_waiting=has_waiting)
+    wait = run_steps(connection, places.end_claim(limits, allowance, len(selected.rows)))
+    is_full = selected.is_full and allowance.most == wanted
+    return SelectedMessages(selected.rows, is_full, wait, allowance.most)
 
 
 def _select(

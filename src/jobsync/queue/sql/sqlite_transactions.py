@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 from jobsync.core.codec import Json
@@ -36,6 +37,70 @@ _THREADS = 4
 _SAVEPOINT = "jobsync_transaction"
 
 
+class _Cursor(sqlite3.Cursor):
+    """A cursor that refuses statements once its connection is cut."""
+
+    connection: "_Connection"
+
+    def execute(self, *arguments: Any) -> "_Cursor":
+        """Run a statement."""
+        self.connection.check()
+        super().execute(*arguments)
+        return self
+
+    def executemany(self, *arguments: Any) -> "_Cursor":
+        """Run a statement for each of many parameters."""
+        self.connection.check()
+        super().executemany(*arguments)
+        return self
+
+    def executescript(self, *arguments: Any) -> "_Cursor":
+        """Run statements."""
+        self.connection.check()
+        super().executescript(*arguments)
+        return self
+
+
+class _Connection(sqlite3.Connection):
+    """The connection of a transaction.
+
+    A statement that is interrupted has rolled back, and the next one would commit by itself. So it
+    is refused here: the database can be told only when the interrupted one has ended.
+    """
+
+    is_cut = False
+
+    def check(self) -> None:
+        """Raise if nothing may be written any more."""
+        if self.is_cut:
+            raise sqlite3.OperationalError("attempt to write after the time of the transaction")
+
+    def cursor(self, factory: Any = _Cursor) -> Any:
+        """Return a cursor."""
+        return super().cursor(factory)
+
+    def execute(self, *arguments: Any) -> Any:
+        """Run a statement."""
+        return self.cursor().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> Any:
+        """Run a statement for each of many parameters."""
+        return self.cursor().executemany(*arguments)
+
+    def executescript(self, *arguments: Any) -> Any:
+        """Run statements."""
+        return self.cursor().executescript(*arguments)
+
+    def cut(self) -> None:
+        """Roll back, whatever another thread does with this connection."""
+        self.is_cut = True
+        self.interrupt()
+        own = super().cursor()
+        own.execute("PRAGMA query_only=ON")
+        if self.in_transaction:
+            own.execute("ROLLBACK")
+
+
 class _SqliteTransaction(OpenTransaction):
     """A transaction in the file; see `OpenTransaction`.
 
@@ -49,7 +114,7 @@ class _SqliteTransaction(OpenTransaction):
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: _Connection,
         limit: float,
         topic: str,
         threads: ThreadPool,
@@ -62,13 +127,9 @@ class _SqliteTransaction(OpenTransaction):
 
     def cut(self) -> None:
         """Roll it back at once."""
-        # In this order: at no moment can a statement of the handler commit by itself. Errors mean
-        # that the handler has closed the connection.
+        # Errors mean that the handler has closed the connection.
         with suppress(sqlite3.Error):
-            self.connection.interrupt()
-            self.connection.execute("PRAGMA query_only=ON")
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
+            self.connection.cut()
         self._release()
 
     async def check(self) -> None:
@@ -154,12 +215,17 @@ class SqliteTransactions(TransactionBackend):
         outcome = await self._access.write(lambda each: _find_outcome(each, receipt), self._topic)
         return "open" if outcome == "o" else "completed" if outcome in {"c", "f"} else "ended"
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> _Connection:
         # Not created if somebody has removed it.
         uri = f"file:{quote(str(self._access.path))}?mode=rw"
         try:
             connection = sqlite3.connect(
-                uri, _BUSY_SLICE, isolation_level=None, check_same_thread=False, uri=True
+                uri,
+                _BUSY_SLICE,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=_Connection,
+                uri=True,
             )
             try:
                 connection.execute("PRAGMA synchronous=FULL")
@@ -229,9 +295,7 @@ def _build_release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock) -> Calla
     return release
 
 
-def _close_unwanted(
-    release: Callable[[], None], opening: "asyncio.Future[sqlite3.Connection]"
-) -> None:
+def _close_unwanted(release: Callable[[], None], opening: "asyncio.Future[_Connection]") -> None:
     """Close a connection whose caller was cancelled."""
     if opening.exception() is None:
         _close(opening.result())
