@@ -6,7 +6,7 @@ next message are rows that are recorded one after the other.
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ __all__ = ["check_places"]
 _UNBLOCKED = ("ready", "waiting", "claimed")
 _PENDING = (*_UNBLOCKED, "blocked")
 _ROUNDING = 1e-5
+_STEP = 10.0
+"""Seconds by which clocks are set while a call is under way."""
 
 
 def check_places(history: Sequence[Occurrence]) -> list[Violation]:
@@ -36,7 +38,11 @@ def check_places(history: Sequence[Occurrence]) -> list[Violation]:
     """
     if not any(map(_has_place, history)):
         return []
-    places = _Places()
+    # A pending message in a page loses its key before another one takes it.
+    released = {
+        done.details["id"]: at for at, done in enumerate(history) if done.what == "key released"
+    }
+    places = _Places(released)
     violations = []
     for commit in list_commits(history):
         at = history[commit[0].at].at
@@ -75,7 +81,9 @@ class _Hold(NamedTuple):
 class _Places:
     """What is known after each commit."""
 
-    def __init__(self) -> None:
+    def __init__(self, released: Mapping[str, int]) -> None:
+        self._released = released
+        """The positions in the history at which messages have lost their keys."""
         self._rows: dict[str, RowDetails] = {}
         self._places: dict[str, RowDetails] = {}
         self._counter = count()
@@ -166,7 +174,8 @@ class _Places:
             if step.before is None and "key" in step.place and name in messages:
                 key, ttl = (queue, step.place["key"]), step.place.get("key_ttl")
                 hold = self._holds.get(key)
-                if hold is not None and self._is_held(hold, **step.place):
+                is_released = hold is not None and self._released.get(hold.id, step.at) < step.at
+                if hold is not None and not is_released and self._is_held(hold, **step.place):
                     yield "Q27", f"{name} was added, and {hold.id} holds the key {key[1]}"
                 self._hold(
                     key, _Hold(name, None if ttl is None else now + ttl, len(self._times)), step.at
@@ -212,14 +221,19 @@ class _Places:
                 continue
             if holder not in self._places or self._places[holder].get("key") != place[0]["key"]:
                 yield f"{holder} has another key"
-            elif not self._has_held(holder, response["request"], position):
+            elif not self._has_held(holder, response["request"], position, request.get("wall")):
                 yield f"{holder} does not hold the key {place[0]['key']}"
 
-    def _has_held(self, name: str, start: int, end: int) -> bool:
+    def _has_held(self, name: str, start: int, end: int, wall: float | None) -> bool:
         """Whether a message can have held its key between two positions of the history."""
         is_pending = any(
             since < end and (until < 0 or until > start) for since, until in self._pending[name]
         )
+        if wall is not None:
+            # Where each machine has a clock of its own.
+            return is_pending or any(
+                at < end and wall - _STEP < until for at, until in self._held_until[name]
+            )
         # Its time may have been set meanwhile.
         first = max(0, bisect_left(self._times, (start, 0.0)) - 1)
         last = bisect_right(self._times, (end, 0.0)) + 1

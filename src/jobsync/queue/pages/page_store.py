@@ -15,16 +15,17 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.clock import Seconds
 from jobsync.core.retry import ExponentialBackoff
-from jobsync.errors import JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.page import (
     DEAD_LANE,
     LIVE_LANE,
-    PAGE_FORMAT,
     PageMessage,
     QueuePage,
+    find_format,
     name_page,
+    read_priority,
 )
 from jobsync.queue.pages.page_reader import OpenPage, PageReader
 from jobsync.queue.pages.watch import has_lapsed, look
@@ -89,7 +90,7 @@ class PageStore(PageReader):
         self._writers: dict[str, _Writer] = {}
         self._last_millis = 0
 
-    def name_new(self, lane: str, due: float) -> str:
+    def name_new(self, lane: str, due: float, priority: int = 0) -> str:
         """Return the place of a new page. Pages of one process sort in the order of their birth."""
         millis = int(due * 1000)
         if lane == LIVE_LANE and due <= self._clock.wall().seconds:
@@ -98,13 +99,14 @@ class PageStore(PageReader):
             millis = max(millis, self._last_millis + 1) if is_near else millis
             self._last_millis = millis
         (nonce,) = self._ids.nonces(1)
-        return f"{lane}/{name_page(millis / 1000, nonce)}"
+        return f"{lane}/{name_page(millis / 1000, nonce, priority)}"
 
-    def build_targets(self) -> changes.Targets:
-        """Return places for the messages that leave a page now."""
+    def build_targets(self, place: str) -> changes.Targets:
+        """Return places for the messages that leave a page now: they keep their priority."""
         (nonce,) = self._ids.nonces(1)
-        dead = f"{DEAD_LANE}/{name_page(self._clock.wall().seconds, nonce)}"
-        return changes.Targets(dead, lambda due: f"{LIVE_LANE}/{name_page(due, nonce)}")
+        priority = read_priority(place)
+        dead = f"{DEAD_LANE}/{name_page(self._clock.wall().seconds, nonce, priority)}"
+        return changes.Targets(dead, lambda due: f"{LIVE_LANE}/{name_page(due, nonce, priority)}")
 
     async def create(self, place: str, page: QueuePage) -> bool:
         """Create a page under a name of its own; False means that the name is in use.
@@ -205,6 +207,18 @@ class PageStore(PageReader):
                     raise OutcomeUnknown(self.topic, reason)
         raise Unavailable(self.topic, "others change the same messages all the time")
 
+    async def read_current(self, place: str) -> OpenPage | None:
+        """Read a page as it is now; None means that there is none.
+
+        Raises:
+            Corrupt: it cannot be understood.
+            Unavailable: the store does not answer.
+        """
+        opened = await self._read_current(place)
+        if opened is None and (place in self.newer or self._is_set_aside(place)):
+            raise Corrupt(f"{self._prefix}{place}", "not a page that this code understands")
+        return opened
+
     async def _read_current(self, place: str) -> OpenPage | None:
         """Read a page as it is now; again if it is damaged, perhaps only on its way here."""
         for attempt in range(_MAX_CONFLICTS):
@@ -229,7 +243,7 @@ class PageStore(PageReader):
             results.append(result)
         if page is opened.page:
             return page, results, []
-        now, targets = self._clock.wall().seconds, self.build_targets()
+        now, targets = self._clock.wall().seconds, self.build_targets(place)
         page, ended = changes.end_claims(page, self.judge(place, page), now, targets)
         return page, results, ended
 
@@ -278,7 +292,7 @@ class PageStore(PageReader):
         value = msgspec.json.decode(msgspec.json.encode(page))
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
-        return Put(key, value, base, format=PAGE_FORMAT, nonce=nonce, mark=mark)
+        return Put(key, value, base, format=find_format(place, page), nonce=nonce, mark=mark)
 
     async def finish_moves(self, place: str) -> list[str]:
         """Finish the moves out of a page, which this process or another has begun.
