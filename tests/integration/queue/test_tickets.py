@@ -679,7 +679,10 @@ async def test_the_order_of_a_queue(order: QueueOrder) -> None:
         await producer.push(f"{number}-a", f"{number}-b")
     for number in range(300):
         await producer.push(f"later-{number}", delay=1000)
-    found = [name for _ in range(4) for name in await worker.claim(2)]
+    found = await worker.claim(2)
+    ticket = worker.backend._finder.build_ticket("")
+    assert [mark for _, _, mark in ticket.pages].count(PageMark.READY) == 3
+    found += [name for _ in range(3) for name in await worker.claim(2)]
     numbers = (0, 1, 2, 3) if order == "fifo" else (3, 2, 1, 0)
     assert found == [f"id-{number}-{letter}" for number in numbers for letter in "ab"]
     await location.close()
