@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from queue_locations import PagesQueues
 from store_locations import MemoryLocation
@@ -13,10 +14,11 @@ from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, Settlement
 from jobsync.queue.pages import page_reader
 from jobsync.queue.pages.backend import PagesBackend
-from jobsync.queue.pages.page import KeyHold, QueuePage
+from jobsync.queue.pages.page import KeyHold, PageMark, PageMessage, QueuePage, name_page
 from jobsync.queue.pages.page_store import PageStore
-from jobsync.stores.contract import Change, Head, Outcome, Store
+from jobsync.stores.contract import Change, Head, Outcome, Put, Store
 from jobsync.stores.decorator import StoreDecorator
+from jobsync.testing import BilledStore
 
 KEYS = "key/mails/"
 
@@ -142,6 +144,12 @@ class _Counter(StoreDecorator):
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         self.calls["put"] += len(changes)
         return await super().write(changes)
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        self.calls["list"] += prefix.startswith("page/")
+        return await super().heads(prefix, after=after, until=until, limit=limit)
 
 
 async def test_what_a_push_with_a_key_costs(location: PagesQueues) -> None:
@@ -298,3 +306,38 @@ async def test_a_replaced_message_is_found_at_its_new_time(
     assert await claim(backend) == []
     location.advance(9_001)
     assert [each.value for each in await claim(backend)] == [{"n": 4}]
+
+
+async def test_urgent_pages_are_listed_first_and_what_is_done_or_delayed_is_skipped(
+    location: PagesQueues,
+) -> None:
+    """In each class from its frontier: thousands of pages cost no more requests than one."""
+    components = location.components()
+    store = _Counter(BilledStore("listed", components))
+    worker = PagesBackend(store, "mails", components, order="priority")
+    other = PagesBackend(store, "mails", components, order="priority")
+    now = location.clock.wall().seconds
+
+    async def fill(lane: str, page: QueuePage, mark: PageMark, due: float, priority: int) -> None:
+        names = [name_page(due + n / 100, f"{n:012}", priority) for n in range(3_000)]
+        value = msgspec.to_builtins(page)
+        puts = [Put(f"page/mails/{lane}/{name}", value, format=2, mark=mark) for name in names]
+        await store.write(puts)
+
+    async def push_and_claim(number: int, **options: Any) -> tuple[list[str], int]:
+        await other.push([new(number, **options)])
+        store.calls.clear()
+        worker._finder.plan.notice(number)
+        return [each.id for each in await claim(worker, 1)], store.calls["list"]
+
+    done = QueuePage(birth="b" * 12)
+    await fill("0", done, PageMark.DONE, now - 600, 0)
+    assert (await push_and_claim(1))[0] == ["id-1"]
+    assert await push_and_claim(2, priority=2) == (["id-2"], 1)
+    # The first listing shows the beginning of what is done, the second one what follows it.
+    assert await push_and_claim(3) == (["id-3"], 2)
+    waiting = PageMessage(id="later", state="waiting", due=now + 9_000)
+    later = QueuePage(birth="b" * 12, messages=(waiting,))
+    await fill("0", later, PageMark.WAITING, now + 9_000, 1)
+    assert await push_and_claim(4) == (["id-4"], 3)
+    assert await push_and_claim(5, priority=-3) == (["id-5"], 3)
