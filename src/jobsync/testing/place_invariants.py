@@ -1,4 +1,4 @@
-"""Where messages stand in a queue on a database: its order, its groups and its keys.
+"""Where messages stand in a queue: its keys, and on a database its order and its groups.
 
 Everything is checked commit by commit: within a commit, the end of a head and the release of the
 next message are rows that are recorded one after the other.

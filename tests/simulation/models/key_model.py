@@ -79,7 +79,8 @@ class KeyModel(Model[State]):
         self._scene = scene
 
     def starts(self) -> Iterator[State]:
-        yield State(("absent",) * self._scene.pages)
+        absent: Page = "absent"
+        yield State((absent,) * self._scene.pages)
 
     def steps(self, state: State) -> Iterator[Step[State]]:
         for number, producer in enumerate(state.producers):
