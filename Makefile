@@ -68,6 +68,7 @@ prove-queue: setup ## 300 simulated hours on SQLite, 80 on PostgreSQL, 150 on an
 	@$(PY) tests/simulation/simulate.py queue-pages --hours 150 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-places --hours 50 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-places-postgres --hours 20 --jobs $(or $(JOBS),2)
+	@$(PY) tests/simulation/simulate.py queue-places-pages --hours 20 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) $(FULL) $(ARGS)
 
 prove-retention: setup ## the part of prove-queue with 60,000 messages a minute for ten minutes, on each database

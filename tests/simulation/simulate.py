@@ -6,6 +6,7 @@ python tests/simulation/simulate.py queue-postgres --hours 80 likewise, on Postg
 python tests/simulation/simulate.py queue-pages --hours 150   likewise, on an object store
 python tests/simulation/simulate.py queue-places --hours 50   with groups, keys and priorities
 python tests/simulation/simulate.py queue-places-postgres     likewise, on PostgreSQL
+python tests/simulation/simulate.py queue-places-pages        with keys and priorities, on objects
 python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
 python tests/simulation/simulate.py records --hours 300       records that expire (make prove-ttl)
 python tests/simulation/simulate.py queue --seed 123          one world, again
@@ -24,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import pages_queue_stories  # noqa: E402 - found by the line above
+import page_place_stories  # noqa: E402 - found by the line above
+import pages_queue_stories  # noqa: E402 - likewise
 import place_stories  # noqa: E402 - likewise
 import postgres_queue_stories  # noqa: E402 - likewise
 import proofs  # noqa: E402 - likewise
@@ -95,6 +97,13 @@ def run_pages_queue_world(seed: int) -> Report:
     return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
 
 
+def run_pages_places_world(seed: int) -> Report:
+    """Run workers and producers through a storm, with keys and priorities in pages."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = page_place_stories.STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
 def run_schedule_world(seed: int) -> Report:
     """Run schedulers through a storm and check the jobs."""
     logging.disable(logging.CRITICAL)
@@ -123,6 +132,7 @@ RUNNERS: dict[str, WorldRunner] = {
     "queue-postgres": run_postgres_queue_world,
     "queue-places": run_places_world,
     "queue-places-postgres": run_postgres_places_world,
+    "queue-places-pages": run_pages_places_world,
     "queue-pages": run_pages_queue_world,
     "schedule": run_schedule_world,
     "records": run_record_world,

@@ -46,7 +46,7 @@ from jobsync.testing import (
 from jobsync.testing.invariants import fail
 from jobsync.testing.strikes import STRIKES, Strike
 
-__all__ = ["OWN_STORIES", "STORIES", "STORMS"]
+__all__ = ["OWN_STORIES", "PAGE_STRIKES", "STORIES", "STORMS", "on_pages"]
 
 _SKEW = 10.0
 _MOVED = 30.0
@@ -412,7 +412,7 @@ async def _step_wall(nodes: Any, seconds: float) -> None:
         node.world.nodes[node.name].clock.step_wall(-step)
 
 
-_STRIKES = (*(each for each in STRIKES if each is not strikes.step_wall), _step_wall)
+PAGE_STRIKES = (*(each for each in STRIKES if each is not strikes.step_wall), _step_wall)
 _STORM_HOURS = 2.5
 """Pages are dropped an hour after their last change: half of them while the storm lasts."""
 
@@ -420,13 +420,13 @@ _STORM_HOURS = 2.5
 @on_pages
 async def stormy(world: World) -> None:
     """Processes push and handle for hours of all strikes that leave clocks running."""
-    await _run_storm(world, _STRIKES, trusts_clocks=True)
+    await _run_storm(world, PAGE_STRIKES, trusts_clocks=True)
 
 
 @on_pages
 async def stormy_with_suspends(world: World) -> None:
     """Likewise, and clocks stop at times."""
-    await _run_storm(world, (*_STRIKES, strikes.suspend), trusts_clocks=False)
+    await _run_storm(world, (*PAGE_STRIKES, strikes.suspend), trusts_clocks=False)
 
 
 async def _run_storm(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool) -> None:
@@ -440,7 +440,7 @@ async def _run_storm(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: 
 @on_pages
 async def short_storm(world: World) -> None:
     """A storm of a few minutes, in which no page becomes old."""
-    await run_stormy_hours(world, _STRIKES, trusts_clocks=True, hours=0.5)
+    await run_stormy_hours(world, PAGE_STRIKES, trusts_clocks=True, hours=0.5)
 
 
 def __getattr__(name: str) -> Story:

@@ -269,7 +269,8 @@ async def replaced(world: World) -> None:
                 link.weather = Weather(lost=0.2, unanswered=0.2)
         for at in range(24):
             kind, key = "fail" if at % 4 else "long", f"key {at % 3}"
-            options: dict[str, Any] = {"group": "customer"} if at % 3 else {}
+            is_grouped = at % 3 and not fleet.store.is_billed
+            options: dict[str, Any] = {"group": "customer"} if is_grouped else {}
             await push(kind, key, delay=world.dice.choice((0.0, 2.0)), **options)
             await asyncio.sleep(world.dice.uniform(0, 2))
         mend(world)
@@ -369,7 +370,11 @@ def draw_places(fleet: QueueFleet, end: float) -> Iterator[Batch]:
             fleet.build_message(kind, dice.uniform(0, longest), dice.choice((1, 2)))
             for _ in range(count)
         ]
-        yield Batch(messages, rest + dice.uniform(0, pause), **options, **draw_place(fleet))
+        pause_before, place = rest + dice.uniform(0, pause), draw_place(fleet)
+        if fleet.store.is_billed and "key" in place:
+            # There a message with a key is pushed alone.
+            messages = messages[:1]
+        yield Batch(messages, pause_before, **options, **place)
         if dice.random() < 0.05:
             yield Chore(RecordingQueue.redrive, dice.uniform(0, pause))
         if dice.random() < 0.03:
@@ -386,6 +391,9 @@ def draw_place(fleet: QueueFleet) -> Mapping[str, Any]:
     if dice.random() < 0.5:
         numbers = dice.choice(((0, 1), (0, 1, 2, 3, 4, 5)))
         place["group"] = lambda message: f"customer {numbers[message['number'] % len(numbers)]}"
+    if fleet.store.is_billed:
+        # An object store has no groups, and ten priorities.
+        place.clear()
     if dice.random() < 0.3:
         # The messages of a batch have numbers in a row, and so different keys.
         place["key"] = lambda message: f"order {message['number'] % 7}"
@@ -396,6 +404,8 @@ def draw_place(fleet: QueueFleet) -> Mapping[str, Any]:
             place["replace"] = True
     if fleet.order == "priority":
         place["priority"] = dice.choice((-10, 0, 0, 1, 50))
+        if fleet.store.is_billed:
+            place["priority"] = max(-4, min(place["priority"], 5))
     return place
 
 

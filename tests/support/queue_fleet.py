@@ -680,6 +680,25 @@ class QueueFleet:
                 later = [name for name, at in left.items() if pushed < at < done.at - seconds]
                 require(not later, "Q26", f"{done} began before {later}")
 
+    def expect_urgent_first(self, seconds: float) -> None:
+        """Check that no message began while a more urgent one was there for this many seconds."""
+        priorities = {
+            message[0]: message[4].get("priority", 0) if message[4:] else 0
+            for done in self.world.history
+            if done.what == "request"
+            for message in done.details.get("messages", ())
+        }
+        left = dict(self._pushed)
+        for done in self.world.history:
+            name = done.details.get("id", "")
+            if done.what == "begin" and left.pop(name, None) is not None:
+                urgent = [
+                    other
+                    for other, at in left.items()
+                    if priorities[other] > priorities[name] and at < done.at - seconds
+                ]
+                require(not urgent, "Q26", f"{done} began before {urgent}")
+
     def _start(
         self, name: str, live: Callable[[QueueProcess], Any], *, is_idle: bool = False
     ) -> Node:

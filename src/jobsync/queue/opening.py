@@ -34,11 +34,8 @@ def open_backend(
     """Return the backend of a queue in a store.
 
     Raises:
-        Invalid: the store does not have this order, or no limits.
+        Invalid: the store has no limits.
     """
-    if store.sql is None and order == "priority":
-        problem = "is not possible without a database: a listing is in the order of its pages"
-        raise Invalid("order", order, problem, 'use "fifo" or "lifo", or a queue on a database')
     if store.sql is None and limits != NO_LIMITS:
         problem = "are only possible on a database, where claims are counted one after the other"
         raise Invalid("limits", limits, problem, "leave them out, or use a queue on a database")

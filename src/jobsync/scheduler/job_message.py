@@ -99,10 +99,7 @@ class JobMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _send(self, database: Database, context: JobContext, found: Any) -> str:
         data = await await_result(found)
-        options = dict(self.options)
-        if database.store.sql is not None:
-            # Other stores have no keys: there a run that is resumed may enqueue its message again.
-            options |= {"key": build_key(context), "key_ttl": _KEY_TTL}
+        options = dict(self.options) | {"key": build_key(context), "key_ttl": _KEY_TTL}
         resource = database.resource(self.resource)
         return await resource.enqueue(data, namespace=self.namespace, **options)
 

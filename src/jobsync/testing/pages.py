@@ -135,6 +135,9 @@ class PageLog:
             self._places[name].discard(key)
         for name in messages:
             self._places[name].add(key)
+        if _is_released(self._pages[key]) and not _is_released(before):
+            for name in messages:
+                self._world.note(done.node, "key released", id=name)
         sent = self._sent.get(done.details["nonce"])
         for name in dict.fromkeys((*former, *messages)):
             yield from self._update(done, name, sent)
@@ -325,6 +328,12 @@ def _list_messages(value: Any) -> list[_MessageValue]:
     """Return the messages of a page; none if it was damaged."""
     messages = value.get("messages") if isinstance(value, dict) else None
     return list(messages) if isinstance(messages, list | tuple) else []
+
+
+def _is_released(page: _StoredPage | None) -> bool:
+    """Whether the pending message of a page has lost its key, before another one takes it."""
+    hold = page.value.get("key_hold") if page is not None and isinstance(page.value, dict) else None
+    return bool((hold or {}).get("is_released", False))
 
 
 def _is_done(messages: Iterable[_MessageValue]) -> bool:

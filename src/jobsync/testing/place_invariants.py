@@ -1,4 +1,4 @@
-"""Where messages stand in a queue on a database: its order, its groups and its keys.
+"""Where messages stand in a queue: its keys, and on a database its order and its groups.
 
 Everything is checked commit by commit: within a commit, the end of a head and the release of the
 next message are rows that are recorded one after the other.
@@ -25,6 +25,8 @@ __all__ = ["check_places"]
 _UNBLOCKED = ("ready", "waiting", "claimed")
 _PENDING = (*_UNBLOCKED, "blocked")
 _ROUNDING = 1e-5
+_STEP = 10.0
+"""Seconds by which clocks are set while a call is under way."""
 
 
 def check_places(history: Sequence[Occurrence]) -> list[Violation]:
@@ -38,9 +40,13 @@ def check_places(history: Sequence[Occurrence]) -> list[Violation]:
     """
     if not any(map(_has_place, history)):
         return []
-    places = _Places(
-        {queue: each["group_concurrency"] for queue, each in find_limits(history).items()}
-    )
+    # A pending message in a page loses its key before another one takes it.
+    released = {
+        done.details["id"]: at for at, done in enumerate(history) if done.what == "key released"
+    }
+    limits = find_limits(history)
+    most_heads = {queue: each["group_concurrency"] for queue, each in limits.items()}
+    places = _Places(released, most_heads)
     violations = []
     for commit in list_commits(history):
         at = history[commit[0].at].at
@@ -79,7 +85,9 @@ class _Hold(NamedTuple):
 class _Places:
     """What is known after each commit."""
 
-    def __init__(self, most_heads: Mapping[str, int]) -> None:
+    def __init__(self, released: Mapping[str, int], most_heads: Mapping[str, int]) -> None:
+        self._released = released
+        """The positions in the history at which messages have lost their keys."""
         self._most_heads = most_heads
         """How many messages of a group are handled at once, where it is not one."""
         self._rows: dict[str, RowDetails] = {}
@@ -178,7 +186,8 @@ class _Places:
             if step.before is None and "key" in step.place and name in messages:
                 key, ttl = (queue, step.place["key"]), step.place.get("key_ttl")
                 hold = self._holds.get(key)
-                if hold is not None and self._is_held(hold, **step.place):
+                is_released = hold is not None and self._released.get(hold.id, step.at) < step.at
+                if hold is not None and not is_released and self._is_held(hold, **step.place):
                     yield "Q27", f"{name} was added, and {hold.id} holds the key {key[1]}"
                 self._hold(
                     key, _Hold(name, None if ttl is None else now + ttl, len(self._times)), step.at
@@ -225,14 +234,19 @@ class _Places:
                 continue
             if holder not in self._places or self._places[holder].get("key") != place[0]["key"]:
                 yield f"{holder} has another key"
-            elif not self._has_held(holder, response["request"], position):
+            elif not self._has_held(holder, response["request"], position, request.get("wall")):
                 yield f"{holder} does not hold the key {place[0]['key']}"
 
-    def _has_held(self, name: str, start: int, end: int) -> bool:
+    def _has_held(self, name: str, start: int, end: int, wall: float | None) -> bool:
         """Whether a message can have held its key between two positions of the history."""
         is_pending = any(
             since < end and (until < 0 or until > start) for since, until in self._pending[name]
         )
+        if wall is not None:
+            # Where each machine has a clock of its own.
+            return is_pending or any(
+                at < end and wall - _STEP < until for at, until in self._held_until[name]
+            )
         # Its time may have been set meanwhile.
         first = max(0, bisect_left(self._times, (start, 0.0)) - 1)
         last = bisect_right(self._times, (end, 0.0)) + 1

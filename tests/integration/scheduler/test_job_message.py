@@ -222,9 +222,10 @@ def test_the_key_is_the_job_and_the_instant() -> None:
     assert by_hand == {"eu/nightly@a", "eu/nightly@b"}
 
 
-async def test_a_run_that_is_resumed_enqueues_nothing_again(url: str) -> None:
-    """Also if the first message was completed in between; another instant has its own message."""
-    async with Database(url) as db:
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_a_run_that_is_resumed_enqueues_nothing_again(locate: Locate, kind: str) -> None:
+    """Also if the first message was removed in between; another instant has its own message."""
+    async with Database("memory://" if kind == "memory" else locate(kind)) as db:
         queue = await db.use_plugin(QueuePlugin(resource="reports"))
         send = parse_message("nightly", {"resource": "reports", "data": {"n": 1}}).build_action()
         first = await send(db, make_context())

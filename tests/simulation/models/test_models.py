@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import bell_model
+import key_model
 import page_model
 import pytest
 import role_model
@@ -33,12 +34,13 @@ HOLDING = [
         (role_model.RoleModel, role_model.WORLDS),
         (page_model.PageModel, page_model.WORLDS),
         (bell_model.BellModel, bell_model.WORLDS),
+        (key_model.KeyModel, key_model.WORLDS),
     )
     for world, scene in worlds.items()
 ]
 BROKEN = [
     Case(mutation, module.WORLDS[world], f"{mutation.__name__}, {world}")
-    for module in (settling_model, session_model, role_model, page_model, bell_model)
+    for module in (settling_model, session_model, role_model, page_model, bell_model, key_model)
     for mutation, world in module.MUTATIONS.items()
 ]
 

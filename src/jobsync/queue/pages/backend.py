@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.codec import encode
 from jobsync.core.messages import MessageState
 from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.arguments import (
@@ -26,13 +25,13 @@ from jobsync.queue.arguments import (
     check_states,
 )
 from jobsync.queue.backend import (
-    MAX_MESSAGE,
     ClaimResult,
     EndedClaim,
     MessageInfo,
     NewMessage,
     QueueBackend,
     Receipt,
+    SeenKeys,
     Settlement,
 )
 from jobsync.queue.fleet import QueueFleet
@@ -43,6 +42,8 @@ from jobsync.queue.pages.claimer import PageClaimer, gather_all
 from jobsync.queue.pages.control import QueueControl
 from jobsync.queue.pages.dispatcher import Dispatcher, DispatcherHost
 from jobsync.queue.pages.finder import PageFinder
+from jobsync.queue.pages.keyed_push import KeyedPush
+from jobsync.queue.pages.keys import PageKeys
 from jobsync.queue.pages.moves import PageMoves
 from jobsync.queue.pages.page import (
     DEAD_LANE,
@@ -55,6 +56,7 @@ from jobsync.queue.pages.page import (
     read_due,
 )
 from jobsync.queue.pages.page_store import PageStore
+from jobsync.queue.pages.push_checks import check_push
 from jobsync.queue.pages.retention import Retention
 from jobsync.queue.pages.single_message import MAX_PAGE_RESULT, PagesMessageOperations
 from jobsync.queue.pages.tickets import TicketReader
@@ -100,8 +102,13 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         self._claimer = PageClaimer(
             self._pages, self._finder, self._control, components, self._moves.finish
         )
-        self._retention = Retention(store, self._pages, components)
-        self._shared_push = SharedPush(self.topic, self._push_page, max_bytes=MAX_PUSH_BYTES // 2)
+        self._keys = PageKeys(store, self._pages, queue, components)
+        self._keyed_push = KeyedPush(
+            self._pages, self._keys, self._control, self._moves, components, self._announce
+        )
+        self._retention = Retention(store, self._pages, self._keys, components)
+        self._shared_pushes: dict[int, SharedPush] = {}
+        """By priority: the messages of a page have the same."""
         host = DispatcherHost(
             refresh=self._refresh,
             end_lapsed=self._end_lapsed,
@@ -126,22 +133,31 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         await self._claimer.refresh_if_stale()
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
-        """Add messages, all or none, in one page.
+        """Add messages, all or none, in one page; one that has a key alone.
 
         Raises:
-            Invalid: a message has a priority, a group or a key, which pages do not have.
+            Invalid: a message has a group, or messages differ in their priority, or several have
+                keys: they would not be in one page.
         """
         if not new_messages:
             return {}
-        _check_plain(new_messages)
-        payloads = _encode(new_messages)
-        _check_ids([each.id for each in new_messages])
+        payloads = check_push(new_messages)
+        if new_messages[0].key is not None:
+            return await self._keyed_push.push(new_messages[0], new_messages[0].key)
         if any(each.delay > 0 or each.at is not None for each in new_messages):
             # A page of its own: the others are not named for a later time, or kept with it.
             await self._push_page(new_messages, payloads)
         else:
-            await self._shared_push.push(new_messages, payloads)
+            await self._share_push(new_messages[0].priority).push(new_messages, payloads)
         return {}
+
+    def _share_push(self, priority: int) -> SharedPush:
+        """Return what sends the pushes of one priority together."""
+        shared = self._shared_pushes.get(priority)
+        if shared is None:
+            shared = SharedPush(self.topic, self._push_page, max_bytes=MAX_PUSH_BYTES // 2)
+            self._shared_pushes[priority] = shared
+        return shared
 
     async def push_within(
         self, connection: object, new_messages: Sequence[NewMessage]
@@ -165,11 +181,15 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         now = self._clock.wall().seconds
         (birth,) = self._ids.nonces(1)
         due = now + min(each.find_delay(now) for each in new_messages)
-        place = self._pages.name_new(LIVE_LANE, due)
+        place = self._pages.name_new(LIVE_LANE, due, new_messages[0].priority)
         page = changes.new_page(birth, new_messages, now)
         if not await self._pages.create(place, page):
             # Not even bad luck: the name has 72 random bits.
             raise Unavailable(self.topic, f"the name {place} is in use")
+        await self._announce(place)
+
+    async def _announce(self, place: str) -> None:
+        """Remember a page in which there is something to claim, and wake workers."""
         self._finder.add(place)
         await self._bell.ring()
 
@@ -223,7 +243,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
 
     async def _settle(self, place: str, batch: Sequence[tuple[Settlement, str]]) -> set[str]:
         """Settle claims of one page; return the messages that are settled so."""
-        targets = self._pages.build_targets()
+        targets = self._pages.build_targets(place)
 
         def change(page: QueuePage) -> tuple[QueuePage, list[bool]]:
             return changes.settle(page, batch, self._clock.wall().seconds, targets)
@@ -317,7 +337,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         *,
         includes_own: bool = True,
     ) -> list[EndedClaim]:
-        targets = self._pages.build_targets()
+        targets = self._pages.build_targets(place)
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
             age = self._finder.find_age(place)
@@ -394,6 +414,10 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         check_limit(limit)
         return await self._retention.forget(state, older_than, limit)
 
+    async def forget_keys(self, *, after: str, limit: int) -> SeenKeys:
+        """Remove those of the next keys that nobody holds, if there were ever any."""
+        return await self._keys.forget(after, limit) if self._control.has_keys else SeenKeys()
+
     async def pause(self, reason: str = "") -> bool:
         """Stop all claims; returns when none can begin."""
         check_reason(reason)
@@ -413,28 +437,3 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
 def _is_place(place: str) -> bool:
     lane, _, name = place.partition("/")
     return lane == LIVE_LANE and read_due(name) is not None
-
-
-def _check_ids(ids: Sequence[str]) -> None:
-    if len(set(ids)) < len(ids):
-        raise Invalid("messages", len(ids), "must have unique ids", "give each message its own")
-
-
-def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
-    if len(new_messages) > MAX_MESSAGES:
-        size = f"{len(new_messages):,} messages"
-        raise Invalid("messages", size, f"must be {MAX_MESSAGES:,} or fewer", "push in parts")
-    payloads = [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
-    total = sum(map(len, payloads))
-    if total > MAX_PUSH_BYTES:
-        problem = f"must have at most {MAX_PUSH_BYTES:,} bytes together"
-        raise Invalid("messages", f"{total:,} bytes", problem, "push in parts")
-    return payloads
-
-
-def _check_plain(new_messages: Sequence[NewMessage]) -> None:
-    for message in new_messages:
-        for field in ("priority", "group", "key"):
-            if value := getattr(message, field):
-                problem = "is only possible in a queue on a database"
-                raise Invalid(field, value, problem, "use sqlite:/// or postgresql://")

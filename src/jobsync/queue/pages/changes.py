@@ -312,6 +312,7 @@ def build_target(page: QueuePage, target: str, birth: str) -> QueuePage:
         birth=birth,
         messages=tuple(replace(each, move="") for each in moved),
         claims=tuple(each for each in page.claims if each.id in claims),
+        key_hold=page.pass_key(target),
     )
 
 
@@ -322,7 +323,9 @@ def finish_move(page: QueuePage, target: str) -> QueuePage:
         for place, each in enumerate(page.messages)
         if each.move == target
     }
-    return with_messages(page, changed)
+    if not changed:
+        return page
+    return replace(with_messages(page, changed), key_hold=page.leave_key(target))
 
 
 def purge(page: QueuePage, is_unwanted: Callable[[PageMessage], bool]) -> tuple[QueuePage, int]:
@@ -435,11 +438,7 @@ def with_messages(
     messages = list(page.messages)
     for place, message in changed.items():
         messages[place] = message
-    return QueuePage(
-        birth=page.birth,
-        messages=tuple(messages),
-        claims=page.claims if claims is None else claims,
-    )
+    return replace(page, messages=tuple(messages), claims=page.claims if claims is None else claims)
 
 
 def _prune(page: QueuePage) -> QueuePage:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
+import msgspec
+
 from jobsync.core.messages import LIVE, MessageState
 from jobsync.errors import Corrupt, Invalid
 from jobsync.queue.arguments import check_cursor
@@ -23,6 +25,7 @@ from jobsync.queue.pages.page import (
     PageMessage,
     QueuePage,
     read_page,
+    read_priority,
 )
 from jobsync.queue.pages.page_reader import ListedPage, OpenPage, PageReader
 from jobsync.queue.pages.page_store import PageStore
@@ -125,7 +128,14 @@ def build_open_info(
     position, message = found
     cursor = f"{place.rpartition('/')[2]} {position:04}"
     left = pages.find_left(place, message)
-    return _build_info(queue, opened.page, message, opened.record, now, left, cursor)
+    info = _build_info(queue, opened.page, message, opened.record, now, left, cursor)
+    return _with_priority(info, place)
+
+
+def _with_priority(info: MessageInfo, place: str) -> MessageInfo:
+    """Return a message with the priority of its page."""
+    priority = read_priority(place)
+    return info if not priority else msgspec.structs.replace(info, priority=priority)
 
 
 def _read_birth(name: str) -> float | None:
@@ -158,9 +168,8 @@ async def _read_listed(
                     continue
                 left = pages.find_left(place, each)
                 name = place.rpartition("/")[2]
-                found[each.id] = _build_info(
-                    queue, page, each, record, now, left, f"{name} {position:04}"
-                )
+                info = _build_info(queue, page, each, record, now, left, f"{name} {position:04}")
+                found[each.id] = _with_priority(info, place)
             if listing.mark is PageMark.DONE:
                 pages.forget(place)
     return list(found.values())

@@ -1,4 +1,4 @@
-"""The record of a queue: that it exists, and whether it is paused.
+"""The record of a queue: that it exists, whether it is paused, and whether messages have keys.
 
 A pause holds for every claim that begins after `pause` has returned. Where reading costs a request,
 claims rely on what they have read for a few seconds, and `pause` returns only after that. While the
@@ -32,10 +32,15 @@ class _ControlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     since: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
     """When it was paused; None if it is not."""
     reason: str = ""
+    has_keys: bool = False
+    """Whether a message with a key was ever pushed."""
 
 
 class QueueControl:
     """The record of one queue.
+
+    Attributes:
+        has_keys: whether messages have keys, as far as this process knows.
 
     Args:
         store: where it is stored.
@@ -49,6 +54,7 @@ class QueueControl:
         self._clock = components.clock
         self._rely = _RELY if store.is_billed else 0.0
         self._topic = f"queue/{queue}"
+        self.has_keys = False
         self._is_registered = False
         self._is_paused = False
         self._read = Mono(float("-inf"))
@@ -67,6 +73,22 @@ class QueueControl:
                 await self._store.create(self._key, {})
         self._is_registered = True
 
+    async def register_keys(self) -> None:
+        """Write that messages of the queue have keys, unless that is known.
+
+        Raises:
+            OutcomeUnknown, Unavailable: the store does not answer.
+        """
+        await self.register()
+        # If others write it at the same time, the next push tries again.
+        with suppress(Conflict, Corrupt):
+            if not self.has_keys:
+                record = await self._store.get(self._key)
+                if record is not None and not _read(record).has_keys:
+                    value = msgspec.structs.replace(_read(record), has_keys=True)
+                    await self._store.put(record, msgspec.to_builtins(value))
+                self.has_keys = True
+
     async def is_paused(self) -> bool:
         """Return whether nobody may claim.
 
@@ -77,7 +99,9 @@ class QueueControl:
         if sent - self._read >= self._rely:
             try:
                 record = await self._store.get(self._key)
-                self._is_paused = record is not None and _read(record).since is not None
+                control = _ControlRecord() if record is None else _read(record)
+                self._is_paused = control.since is not None
+                self.has_keys |= control.has_keys
             except Corrupt as error:
                 # It may have been damaged on its way only.
                 fix = "if this goes on, `jobsync queues resume` writes it anew"
@@ -107,13 +131,16 @@ class QueueControl:
 
     async def _write(self, wanted: _ControlRecord) -> bool:
         self._read = Mono(float("-inf"))
-        value: Json = msgspec.to_builtins(wanted)
         while True:
             record = await self._store.get(self._key)
             with suppress(Corrupt):
-                is_paused = record is not None and _read(record).since is not None
-                if is_paused is (wanted.since is not None):
+                found = _ControlRecord() if record is None else _read(record)
+                if (found.since is not None) is (wanted.since is not None):
                     return False
+                self.has_keys |= found.has_keys
+            value: Json = msgspec.to_builtins(
+                msgspec.structs.replace(wanted, has_keys=self.has_keys)
+            )
             try:
                 if record is None:
                     await self._store.create(self._key, value)

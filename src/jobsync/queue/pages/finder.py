@@ -6,6 +6,10 @@ which everything is done, and once a minute at the beginning: a page may come la
 with a slow clock. A ticket of the coordinator shows the same for less; see `tickets`. When there is
 another look is decided by `listing_plan`.
 
+Urgent pages sort before others, so each class of priority has a frontier of its own. In a queue
+that is ordered by priority a listing goes from the most urgent class to the least, and in each from
+its frontier: it costs one request more for each class in which a thousand pages or more are done.
+
 Workers share pages by rendezvous: each page belongs to one of the workers that are known, by a hash
 of both. A worker takes its own first, and those of others when a new listing shows none of its own.
 So two workers seldom conflict, and one worker alone takes the oldest first, or the newest if the
@@ -19,6 +23,7 @@ from typing import NamedTuple
 from jobsync.core.clock import Seconds
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.known_pages import (
+    FIRST_PLAIN,
     HELD,
     LATE,
     READABLE,
@@ -28,7 +33,7 @@ from jobsync.queue.pages.known_pages import (
     may_have,
 )
 from jobsync.queue.pages.listing_plan import Refresh
-from jobsync.queue.pages.page import LIVE_LANE, PageMark
+from jobsync.queue.pages.page import LIVE_LANE, PLAIN_CLASS, PageMark, read_class
 from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.queue.pages.tickets import Ticket, WatchDuty
 from jobsync.stores.contract import BURIAL_AGE
@@ -41,8 +46,20 @@ _CONSIDERED = 256
 """How many pages with something to claim are compared."""
 _EXHAUSTED = "exhausted"
 """In place of a version: there is nothing left to claim."""
+_END = f"{LIVE_LANE}/~"
+"""After all places."""
 _READ_AT_ONCE = 32
 _PEER_TIME: Seconds = 60.0
+
+
+class _Listing(NamedTuple):
+    """Pages that were listed."""
+
+    pages: list[ListedPage]
+    gaps: list[tuple[str, str]]
+    """The places after and up to which there may be more that was not listed."""
+    is_end: bool
+    """Whether the end of the lane was reached, and nothing on the way was left out."""
 
 
 class PageChoice(NamedTuple):
@@ -102,7 +119,36 @@ class PageFinder(KnownPages):
     async def _list(self, refresh: Refresh) -> None:
         """List pages until there is something to claim."""
         is_whole, sent = self.plan.is_whole_due, refresh.sent
-        after = "" if is_whole else self._frontier
+        look = self._list_by_class if self._is_ranked else self._list_plain
+        listed, gaps, is_end = await look(is_whole=is_whole)
+        if is_whole:
+            # A page that came late may be before them.
+            self._frontiers = {}
+        self._advance_frontiers(listed)
+        now = self._clock.mono()
+        # What this process wrote meanwhile may be missing in the listing, or older there.
+        recent = {place: known for place, known in self._known.items() if known.at >= sent}
+        beyond = {
+            place: known
+            for place, known in self._known.items()
+            if any(low < place <= high for low, high in gaps)
+        }
+        fresh = {
+            page.place: KnownPage(page, now) for page in listed if page.mark is not PageMark.DONE
+        }
+        is_news = refresh.is_rung or refresh.is_follow_up
+        if self._is_complete and not is_news:
+            self.unannounced += len(fresh.keys() - self._known.keys())
+        self._replace({**fresh, **beyond, **recent}, is_complete=is_end)
+        self._old = await self._find_old(listed)
+        self._has_found = any(map(_may_have_any, listed))
+        self.plan.end(is_listed=True, is_whole=is_whole and is_end)
+
+    async def _list_plain(self, *, is_whole: bool) -> _Listing:
+        """List pages from the frontier of those without a priority."""
+        # Urgent pages were pushed by processes that do not know that the queue ignores it.
+        gaps = [] if is_whole else [("", FIRST_PLAIN)]
+        after = "" if is_whole else self._frontiers.get(PLAIN_CLASS, "")
         listed: list[ListedPage] = []
         while True:
             found, after = await self._pages.list_some(LIVE_LANE, after=after)
@@ -110,24 +156,32 @@ class PageFinder(KnownPages):
             # The newest pages are at the end of the lane.
             if not after or (self._is_enough(found) and not self._is_lifo):
                 break
-        if is_whole:
-            # A page that came late may be before it.
-            self._frontier = ""
-        self._advance_frontier(listed)
-        now = self._clock.mono()
-        # What this process wrote meanwhile may be missing in the listing, or older there.
-        recent = {place: known for place, known in self._known.items() if known.at >= sent}
-        beyond = {place: known for place, known in self._known.items() if after and place > after}
-        fresh = {
-            page.place: KnownPage(page, now) for page in listed if page.mark is not PageMark.DONE
-        }
-        is_news = refresh.is_rung or refresh.is_follow_up
-        if self._is_complete and not is_news:
-            self.unannounced += len(fresh.keys() - self._known.keys())
-        self._replace({**fresh, **beyond, **recent}, is_complete=not after)
-        self._old = await self._find_old(listed)
-        self._has_found = any(map(_may_have_any, listed))
-        self.plan.end(is_listed=True, is_whole=is_whole and not after)
+        return _Listing(listed, [*gaps, (after, _END)] if after else gaps, is_end=not after)
+
+    async def _list_by_class(self, *, is_whole: bool) -> _Listing:
+        """List pages from the frontier of each class, the most urgent first."""
+        latest = self._clock.wall().seconds + LATE
+        after = "" if is_whole else self._frontiers.get("0", "")
+        listed: list[ListedPage] = []
+        gaps: list[tuple[str, str]] = []
+        while True:
+            found, after = await self._pages.list_some(LIVE_LANE, after=after)
+            listed += found
+            if not after:
+                return _Listing(listed, gaps, is_end=not gaps)
+            if any(map(self._is_claimable, found)):
+                gaps.append((after, _END))
+                return _Listing(listed, gaps, is_end=False)
+            if found and found[-1].due > latest:
+                # What follows in this class is due later.
+                end = f"{LIVE_LANE}/{read_class(after)}~"
+                gaps.append((after, end))
+                after = end
+            elif not is_whole:
+                after = max(after, self._frontiers.get(read_class(after), ""))
+
+    def _is_claimable(self, page: ListedPage) -> bool:
+        return _may_have_any(page) and not self._pages.is_unusable(page.place, page.version)
 
     def _is_enough(self, listed: Iterable[ListedPage]) -> bool:
         """Whether there may be something to claim in these pages, or none can follow them.
@@ -137,8 +191,7 @@ class PageFinder(KnownPages):
         """
         latest = self._clock.wall().seconds + LATE
         return any(
-            (page.mark is not PageMark.DONE and page.due > latest)
-            or (_may_have_any(page) and not self._pages.is_unusable(page.place, page.version))
+            (page.mark is not PageMark.DONE and page.due > latest) or self._is_claimable(page)
             for page in listed
         )
 
@@ -162,16 +215,27 @@ class PageFinder(KnownPages):
         self._replace({**kept, **named}, is_complete=not ticket.has_more)
         if ticket.has_more and self.plan.next_due is None:
             self.plan.next_due = ticket.due
-        self._frontier, self._old = ticket.frontier, {}
+        self._frontiers, self._old = ticket.all_frontiers, {}
         self._has_found = any(map(_may_have_any, listed))
         self.plan.end(is_settled=ticket.is_settled, is_listed=False, is_whole=False)
 
-    def _advance_frontier(self, listed: Iterable[ListedPage]) -> None:
+    def _advance_frontiers(self, listed: Iterable[ListedPage]) -> None:
         latest = self._clock.wall().seconds - LATE
+        reached: dict[str, str] = {}
+        stopped: set[str] = set()
         for page in listed:
-            if page.mark is not PageMark.DONE or page.due > latest:
-                return
-            self._frontier = page.place
+            name = read_class(page.place)
+            if name in stopped:
+                continue
+            frontier = self._frontiers.get(name, "")
+            if page.mark is PageMark.DONE and page.due <= latest:
+                reached[name] = page.place
+                self._frontiers[name] = max(frontier, page.place)
+            else:
+                stopped.add(name)
+                if page.place < frontier:
+                    # It came late.
+                    self._frontiers[name] = reached.get(name, "")
 
     async def _find_old(self, listed: Iterable[ListedPage]) -> dict[str, Seconds]:
         """Return the pages with claims that nobody renewed for an hour, with their age."""
@@ -224,6 +288,8 @@ class PageFinder(KnownPages):
         others: dict[str, str | None] = {}
         exhausted: list[str] = []
         for place in self._iterate():
+            if self._is_less_urgent(place, mine or others):
+                break
             found = self._look_up(place, wanted)
             if found is _EXHAUSTED:
                 exhausted.append(place)
@@ -245,6 +311,11 @@ class PageFinder(KnownPages):
         return PageChoice(
             {place: version for place, version in others.items() if place in chosen}, bool(places)
         )
+
+    def _is_less_urgent(self, place: str, chosen: Iterable[str]) -> bool:
+        """Whether pages that were chosen are more urgent, be they those of other workers."""
+        first = next(iter(chosen), None) if self._is_ranked else None
+        return first is not None and read_class(first) != read_class(place)
 
     def _look_up(self, place: str, wanted: Claimant) -> str:
         """Return the version of a page with something to claim; empty without."""

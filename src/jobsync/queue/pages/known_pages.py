@@ -14,14 +14,17 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.queue.pages.changes import Outlook, find_outlook
 from jobsync.queue.pages.listing_plan import ListingPlan
-from jobsync.queue.pages.page import LIVE_LANE, PageMark, name_page
+from jobsync.queue.pages.page import LIVE_LANE, PLAIN_CLASS, PageMark, name_page
 from jobsync.queue.pages.page_reader import ListedPage, OpenPage
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.pages.tickets import MAX_PAGES, Ticket, TicketReader, WatchDuty
 from jobsync.queue.settings import QueueOrder
 from jobsync.stores.contract import BURIAL_AGE
 
-__all__ = ["LATE", "KnownPage", "KnownPages", "may_have"]
+__all__ = ["FIRST_PLAIN", "LATE", "KnownPage", "KnownPages", "may_have"]
+
+FIRST_PLAIN, _LAST_PLAIN = f"{LIVE_LANE}/{PLAIN_CLASS}", f"{LIVE_LANE}/{PLAIN_CLASS}~"
+"""Before the first place without a priority, and after the last."""
 
 LATE: Seconds = 10.0
 """Pages may come so late, by their names, without waiting for the listing of the whole lane."""
@@ -86,6 +89,7 @@ class KnownPages:
         self._tickets = tickets
         self._is_billed = is_billed
         self._is_lifo = order == "lifo"
+        self._is_ranked = order == "priority"
         self._is_complete = False
         """Whether everything that is not done is known."""
         self._old: dict[str, Seconds] = {}
@@ -97,8 +101,9 @@ class KnownPages:
         self._order: list[str] = []
         """The places where there may be something to claim, in order."""
         self._memos: dict[str, _Memo] = {}
-        self._frontier = ""
-        """Everything up to this place is done."""
+        self._frontiers: dict[str, str] = {}
+        """By class: everything in it up to this place is done. An urgent page that comes later is
+        before those of other classes."""
 
     def add(self, place: str) -> None:
         """Add a page that this process created or changed: there may be something to claim."""
@@ -191,7 +196,10 @@ class KnownPages:
             is_settled=self.plan.is_settled,
             pages=tuple(pages),
             has_more=has_more,
-            frontier=self._frontier,
+            frontier=self._frontiers.get(PLAIN_CLASS, ""),
+            frontiers=tuple(
+                place for name, place in sorted(self._frontiers.items()) if name != PLAIN_CLASS
+            ),
             due=min(
                 (
                     listed.due
@@ -204,12 +212,25 @@ class KnownPages:
         )
 
     def _iterate(self) -> Iterable[str]:
-        """Return the places in the order of the queue: those that are not due yet are last."""
-        if not self._is_lifo:
-            return self._order
-        latest = f"{LIVE_LANE}/{name_page(self._clock.wall().seconds + LATE, '~')}"
-        position = bisect.bisect_right(self._order, latest)
-        return itertools.chain(reversed(self._order[:position]), self._order[position:])
+        """Return the places in the order of the queue: those that are not due yet are last.
+
+        In a queue that is not ordered by priority, so are those with one: another process, which
+        does not know that, has pushed them.
+        """
+        order = self._order
+        if self._is_ranked:
+            return order
+        start = bisect.bisect_left(order, FIRST_PLAIN)
+        if self._is_lifo:
+            latest = f"{LIVE_LANE}/{name_page(self._clock.wall().seconds + LATE, '~')}"
+            position = bisect.bisect_right(order, latest)
+            first: Iterable[str] = reversed(order[start:position])
+        else:
+            position = bisect.bisect_right(order, _LAST_PLAIN)
+            if not start and position == len(order):
+                return order
+            first = order[start:position]
+        return itertools.chain(first, order[:start], order[position:])
 
     def _find_open(self, place: str) -> OpenPage | None:
         """Return a page in hand, unless a listing has shown a newer version since."""

@@ -9,7 +9,14 @@ from jobsync.components import Components
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.finder import PageFinder
-from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, MAX_MESSAGES, PageMark, QueuePage
+from jobsync.queue.pages.page import (
+    DEAD_LANE,
+    LIVE_LANE,
+    MAX_MESSAGES,
+    PageMark,
+    QueuePage,
+    read_priority,
+)
 from jobsync.queue.pages.page_store import PageStore
 
 __all__ = ["PageMoves"]
@@ -61,7 +68,9 @@ class PageMoves:
         chosen = None if ids is None else frozenset(ids)
         done = 0
         try:
-            for listed in await self._pages.list_all(DEAD_LANE):
+            dead = await self._pages.list_all(DEAD_LANE)
+            # Names sort by their priority first.
+            for listed in sorted(dead, key=lambda page: page.due):
                 if listed.mark is PageMark.DONE or done == limit:
                     continue
                 left = MAX_MESSAGES if limit is None else limit - done
@@ -74,7 +83,8 @@ class PageMoves:
         return done
 
     async def _redrive(self, place: str, ids: frozenset[str] | None, limit: int) -> int:
-        target = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
+        now = self._clock.wall().seconds
+        target = self._pages.name_new(LIVE_LANE, now, read_priority(place))
 
         def change(page: QueuePage) -> tuple[QueuePage, int]:
             return changes.begin_redrive(page, ids, limit, target)

@@ -5,6 +5,9 @@ first message is due, and is never used again:
 
     page/<queue>/<lane>/<class><due><nonce>
 
+The class is a digit for the priority of its messages, 0 for the most urgent ones; a page keeps it
+when its messages move on.
+
 The lane `0` has the messages that are handled, the lane `dead` dead letters and cancelled messages.
 A message is in one page. To leave it for another lane, or for a later due time, it is moved:
 the source names the target (`move`), the target is created, and the source forgets the message.
@@ -14,6 +17,8 @@ once. See `changes`.
 A page whose messages are all finished or moved is *done*. It keeps their ids and how their claims
 were settled, so it answers repeated settlements, and refuses a late copy of the request that
 created it. It never changes again, and is dropped an hour after its last change at the earliest.
+
+A message with a key has a page of its own, which says for how long the key is held; see `keys`.
 
 Every page shows its `PageMark` in listings, so that nobody reads a page to learn that it is done.
 """
@@ -34,25 +39,36 @@ from jobsync.queue.backend import MESSAGE_FORMAT, PLAIN_FORMAT, Failure
 
 __all__ = [
     "DEAD_LANE",
+    "HIGHEST_PRIORITY",
     "LIVE_LANE",
+    "LOWEST_PRIORITY",
     "MAX_MESSAGES",
     "MAX_PUSH_BYTES",
     "NO_TASK",
     "PAGE_FORMAT",
+    "PLAIN_CLASS",
     "RESULT_MARK",
+    "KeyHold",
     "PageClaim",
     "PageMark",
     "PageMessage",
     "PageState",
     "QueuePage",
+    "find_format",
+    "keep_class",
     "lane_prefix",
     "name_page",
+    "read_class",
     "read_due",
     "read_page",
+    "read_priority",
 ]
 
 PAGE_FORMAT = MESSAGE_FORMAT
-"""The highest format of pages that this code understands."""
+"""The format of pages with tasks, and the highest that this code understands."""
+
+_PLACED_FORMAT = 2
+"""The format of pages with a priority or a key, both of which older code would forget."""
 
 NO_TASK = frozenset({""})
 """The tasks of a claim of messages without a task."""
@@ -70,8 +86,11 @@ RESULT_MARK = "result"
 LIVE_LANE = "0"
 DEAD_LANE = "dead"
 
-_CLASS = "5"
-"""The priority class of every page: the middle one, until messages have priorities."""
+_MIDDLE = 5
+PLAIN_CLASS = str(_MIDDLE)
+"""The class of pages whose messages have no priority."""
+HIGHEST_PRIORITY, LOWEST_PRIORITY = _MIDDLE, _MIDDLE - 9
+"""A class is one digit, so there are ten priorities."""
 
 _MAX_COUNT = 2**31 - 1
 _MAX_TIME = 1e12
@@ -167,6 +186,24 @@ class PageMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return max(self.deliveries - self.returned, 0)
 
 
+class KeyHold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The key that the message of a page holds, or has held. Such a page has no other message."""
+
+    key: str
+    token: str
+    """Names this hold. The key's record has the same while it is about this message."""
+    id: str = ""
+    """The message, which may have been removed; empty if the page was barred."""
+    until: _Time | None = None
+    """The time of day until which the key is held; None for as long as the message is pending."""
+    step: _Count = 0
+    """How often the message has moved."""
+    next: str = ""
+    """The page to which the message has moved, if it is still pending there."""
+    is_released: bool = False
+    """Whether the message has lost its key although it is pending."""
+
+
 class QueuePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The value of a page's record."""
 
@@ -174,11 +211,7 @@ class QueuePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The nonce of the request that created it. The trail of its record forgets that request."""
     messages: tuple[PageMessage, ...] = ()
     claims: tuple[PageClaim, ...] = ()
-
-    @property
-    def format(self) -> int:
-        """The format that it is stored in: older code leaves alone what it does not understand."""
-        return MESSAGE_FORMAT if any(each.task for each in self.messages) else PLAIN_FORMAT
+    key_hold: KeyHold | None = None
 
     @property
     def targets(self) -> list[str]:
@@ -191,6 +224,18 @@ class QueuePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if marks >= {PageMark.READY, PageMark.CLAIMED}:
             marks.add(PageMark.PARTLY)
         return max(marks, default=PageMark.DONE)
+
+    def pass_key(self, target: str) -> KeyHold | None:
+        """Return the hold of a page to which the message moves; None if it gives up its key."""
+        if self.key_hold is None or not target.startswith(f"{LIVE_LANE}/"):
+            return None
+        return msgspec.structs.replace(self.key_hold, step=self.key_hold.step + 1)
+
+    def leave_key(self, target: str) -> KeyHold | None:
+        """Return the hold of this page after its message has moved."""
+        if self.key_hold is None or not target.startswith(f"{LIVE_LANE}/"):
+            return self.key_hold
+        return msgspec.structs.replace(self.key_hold, next=target)
 
     def find_session(self, claim: str) -> str:
         """Return the session of a claim; empty if the page does not have it."""
@@ -218,15 +263,39 @@ def lane_prefix(queue: str, lane: str) -> str:
     return f"page/{escape(queue, 'queue')}/{lane}/"
 
 
-def name_page(due: float, nonce: str) -> str:
+def name_page(due: float, nonce: str, priority: int = 0) -> str:
     """Return the name of a page whose first message is due at that time of day."""
-    return f"{_CLASS}{min(max(int(due * 1000), 0), 10**13 - 1):013d}{nonce}"
+    return f"{_MIDDLE - priority}{min(max(int(due * 1000), 0), 10**13 - 1):013d}{nonce}"
 
 
 def read_due(name: str) -> float | None:
     """Return the time in the name of a page; None if it is not such a name."""
     found = _is_name(name)
     return None if found is None else int(found.group(1)) / 1000
+
+
+def read_class(place: str) -> str:
+    """Return the class of the page at a place, which is its lane and its name."""
+    return place.rpartition("/")[2][:1]
+
+
+def read_priority(place: str) -> int:
+    """Return the priority of the messages in the page at a place."""
+    return _MIDDLE - int(read_class(place))
+
+
+def keep_class(place: str, target: str) -> str:
+    """Return the place of a target with the class of the page that its messages leave."""
+    lane, _, name = target.rpartition("/")
+    return f"{lane}/{read_class(place)}{name[1:]}"
+
+
+def find_format(place: str, page: QueuePage) -> int:
+    """Return the format of a page: older code leaves alone what it does not understand."""
+    if any(each.task for each in page.messages):
+        return PAGE_FORMAT
+    is_plain = read_class(place) == PLAIN_CLASS and page.key_hold is None
+    return PLAIN_FORMAT if is_plain else _PLACED_FORMAT
 
 
 def read_page(key: str, value: Json) -> QueuePage:
@@ -246,6 +315,8 @@ def read_page(key: str, value: Json) -> QueuePage:
         if problem or each.id in ids:
             raise Corrupt(key, f"message {each.id}: {problem or 'it is there twice'}")
         ids.add(each.id)
+    if page.key_hold is not None and len(ids) > 1:
+        raise Corrupt(key, f"{len(ids)} messages hold one key")
     return page
 
 

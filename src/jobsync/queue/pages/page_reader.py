@@ -190,6 +190,10 @@ class PageReader:
             and self._clock.mono() < unusable.until
         )
 
+    def _is_set_aside(self, place: str) -> bool:
+        """Whether a page could not be understood when it was last read."""
+        return place in self._damaged or place in self._unusable
+
     def find_open(self, place: str, version: str | None = None) -> OpenPage | None:
         """Return a page that is in hand, if it has that version."""
         found = self._open.get(place)

@@ -15,7 +15,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.clock import Seconds
 from jobsync.core.retry import ExponentialBackoff
-from jobsync.errors import JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim
 from jobsync.queue.pages import changes
 from jobsync.queue.pages.page import (
@@ -24,7 +24,9 @@ from jobsync.queue.pages.page import (
     PageMark,
     PageMessage,
     QueuePage,
+    find_format,
     name_page,
+    read_priority,
 )
 from jobsync.queue.pages.page_reader import OpenPage, PageReader
 from jobsync.queue.pages.watch import has_lapsed, look
@@ -93,7 +95,7 @@ class PageStore(PageReader):
         self._done: dict[str, tuple[str, int]] = {}
         """Pages that this process has finished: their versions, and how many are completed."""
 
-    def name_new(self, lane: str, due: float) -> str:
+    def name_new(self, lane: str, due: float, priority: int = 0) -> str:
         """Return the place of a new page. Pages of one process sort in the order of their birth."""
         millis = int(due * 1000)
         if lane == LIVE_LANE and due <= self._clock.wall().seconds:
@@ -102,13 +104,14 @@ class PageStore(PageReader):
             millis = max(millis, self._last_millis + 1) if is_near else millis
             self._last_millis = millis
         (nonce,) = self._ids.nonces(1)
-        return f"{lane}/{name_page(millis / 1000, nonce)}"
+        return f"{lane}/{name_page(millis / 1000, nonce, priority)}"
 
-    def build_targets(self) -> changes.Targets:
-        """Return places for the messages that leave a page now."""
+    def build_targets(self, place: str) -> changes.Targets:
+        """Return places for the messages that leave a page now: they keep their priority."""
         (nonce,) = self._ids.nonces(1)
-        dead = f"{DEAD_LANE}/{name_page(self._clock.wall().seconds, nonce)}"
-        return changes.Targets(dead, lambda due: f"{LIVE_LANE}/{name_page(due, nonce)}")
+        priority = read_priority(place)
+        dead = f"{DEAD_LANE}/{name_page(self._clock.wall().seconds, nonce, priority)}"
+        return changes.Targets(dead, lambda due: f"{LIVE_LANE}/{name_page(due, nonce, priority)}")
 
     async def create(self, place: str, page: QueuePage) -> bool:
         """Create a page under a name of its own; False means that the name is in use.
@@ -200,7 +203,8 @@ class PageStore(PageReader):
             match outcome:
                 case Applied(record):
                     self._keep(place, record, page, sent)
-                    if put.mark == PageMark.DONE:
+                    # One that holds a key is read before it is dropped.
+                    if put.mark == PageMark.DONE and page.key_hold is None:
                         self._remember_done(place, record.version, page)
                     self.ended += ended
                     _finish(batch, results)
@@ -221,6 +225,18 @@ class PageStore(PageReader):
         """Return how many messages of a page are completed, if this process has finished it."""
         done = self._done.get(place)
         return done[1] if done is not None and done[0] == version else None
+
+    async def read_current(self, place: str) -> OpenPage | None:
+        """Read a page as it is now; None means that there is none.
+
+        Raises:
+            Corrupt: it cannot be understood.
+            Unavailable: the store does not answer.
+        """
+        opened = await self._read_current(place)
+        if opened is None and (place in self.newer or self._is_set_aside(place)):
+            raise Corrupt(f"{self._prefix}{place}", "not a page that this code understands")
+        return opened
 
     async def _read_current(self, place: str) -> OpenPage | None:
         """Read a page as it is now; again if it is damaged, perhaps only on its way here."""
@@ -246,7 +262,7 @@ class PageStore(PageReader):
             results.append(result)
         if page is opened.page:
             return page, results, []
-        now, targets = self._clock.wall().seconds, self.build_targets()
+        now, targets = self._clock.wall().seconds, self.build_targets(place)
         page, ended = changes.end_claims(page, self.judge(place, page), now, targets)
         return page, results, ended
 
@@ -296,7 +312,7 @@ class PageStore(PageReader):
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
         # A record's format only grows.
-        form = page.format if base is None else max(page.format, base.format)
+        form = max(find_format(place, page), 0 if base is None else base.format)
         return Put(key, value, base, format=form, nonce=nonce, mark=mark)
 
     async def finish_moves(self, place: str) -> list[str]:

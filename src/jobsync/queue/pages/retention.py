@@ -5,6 +5,8 @@ earlier request can arrive and create it again. Nothing is dropped while a move 
 the queue: its target must refuse to be created again, even if all its messages are finished. The
 age of a page is by the clock of the server alone, as the difference of two of its times.
 
+The record of a key names no page that was dropped, so it is changed first; see `keys`.
+
 Dead letters are removed from their pages by a conditional write first, because somebody may be
 moving them back.
 
@@ -15,7 +17,15 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.messages import MessageState
 from jobsync.queue.pages import changes
-from jobsync.queue.pages.page import DEAD_LANE, LIVE_LANE, PageMark, PageMessage, QueuePage
+from jobsync.queue.pages.keys import PageKeys
+from jobsync.queue.pages.page import (
+    DEAD_LANE,
+    LIVE_LANE,
+    PageMark,
+    PageMessage,
+    QueuePage,
+    read_due,
+)
 from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.stores.contract import BURIAL_AGE, Store
@@ -32,12 +42,16 @@ class Retention:
     Args:
         store: where the pages are stored.
         pages: the pages.
+        keys: the keys that their messages hold.
         components: the clock.
     """
 
-    def __init__(self, store: Store, pages: PageStore, components: Components) -> None:
+    def __init__(
+        self, store: Store, pages: PageStore, keys: PageKeys, components: Components
+    ) -> None:
         self._store = store
         self._pages = pages
+        self._keys = keys
         self._clock = components.clock
         self._interval = _INTERVAL if store.is_billed else 0.0
         self._next: dict[MessageState, Mono] = {}
@@ -114,8 +128,12 @@ class Retention:
         before = self._clock.wall().seconds - age
         for place, (_, page, _) in (await self._pages.read(unread)).items():
             last = max((each.finished for each in page.messages), default=0.0)
+            if page.key_hold is not None and not page.messages:
+                # It refuses a message that may come late.
+                last = read_due(place.rpartition("/")[2]) or 0.0
             is_old = self._store.is_billed or last < before
-            if is_old and page.find_mark(before) is PageMark.DONE:
+            is_old = is_old and page.find_mark(before) is PageMark.DONE
+            if is_old and await self._keys.prepare_drop(place, page):
                 old[place] = sum(each.state == "completed" for each in page.messages)
             self._pages.forget(place)
         if old:

@@ -15,7 +15,7 @@ from jobsync.queue.pages.bell import QueueBell
 from jobsync.queue.pages.contents import build_open_info, find_infos, find_place
 from jobsync.queue.pages.message_changes import CancelAnswer
 from jobsync.queue.pages.moves import PageMoves
-from jobsync.queue.pages.page import LIVE_LANE, QueuePage
+from jobsync.queue.pages.page import LIVE_LANE, QueuePage, keep_class
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.single_message import Deletion, MessageOperations, ProgressReport
 
@@ -80,7 +80,7 @@ class PagesMessageOperations(MessageOperations):
             place = await find_place(self._pages, name)
             if place is None:
                 return None
-            targets = self._pages.build_targets()
+            targets = self._pages.build_targets(place)
             answer = await self._pages.apply(place, change)
             await self._moves.follow_up(place)
             if answer is not None and answer.is_here:
@@ -107,7 +107,7 @@ class PagesMessageOperations(MessageOperations):
     async def run_now(self, id: str) -> bool:
         """End the delay of a message: it is moved to a page that is due now."""
         (name,) = check_ids([id])
-        target = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
+        new_place = self._pages.name_new(LIVE_LANE, self._clock.wall().seconds)
 
         def change(page: QueuePage) -> tuple[QueuePage, bool | None]:
             return message_changes.run_now(page, name, self._clock.wall().seconds, target)
@@ -116,6 +116,7 @@ class PagesMessageOperations(MessageOperations):
             place = await find_place(self._pages, name)
             if place is None:
                 return False
+            target = keep_class(place, new_place)
             answer = await self._pages.apply(place, change)
             await self._moves.follow_up(place)
             if answer:

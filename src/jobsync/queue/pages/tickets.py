@@ -1,7 +1,7 @@
 """The ticket of a queue: what its coordinator has found, for workers that would list the same.
 
 One record for each queue, written by the coordinator alone, fenced by its epoch, and only if there
-are enough workers to be worth it. It names the pages to look at, the frontier, the number of the
+are enough workers to be worth it. It names the pages to look at, the frontiers, the number of the
 bell that was read before the pages were listed, and the deputy.
 
 A ticket is only a hint. A worker uses it if its epoch is that of the coordinator that leads and it
@@ -22,7 +22,7 @@ from jobsync.core.clock import Mono, Seconds
 from jobsync.core.keys import escape
 from jobsync.errors import Corrupt
 from jobsync.queue.fleet import QueueFleet
-from jobsync.queue.pages.page import PageMark, read_due
+from jobsync.queue.pages.page import PageMark, read_class, read_due
 from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, convert_record
@@ -63,11 +63,18 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_more: bool = False
     """Whether there are more."""
     frontier: str = ""
-    """The place before which everything is done."""
+    """The place before which everything without a priority is done."""
+    frontiers: tuple[str, ...] = ()
+    """Likewise of each other priority that was seen."""
     due: float | None = None
     """When the next of the delayed pages is due, also of those that are not named."""
     deputy: str = ""
     """The session of the worker that watches claims besides the coordinator."""
+
+    @property
+    def all_frontiers(self) -> dict[str, str]:
+        """The frontiers by the class of their pages."""
+        return {read_class(place): place for place in (self.frontier, *self.frontiers) if place}
 
     def list_pages(self) -> list[ListedPage]:
         """Return the pages as a listing would show them; those with odd names are left out."""

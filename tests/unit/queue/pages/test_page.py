@@ -11,10 +11,13 @@ from jobsync.queue.pages.page import (
     PageMark,
     PageMessage,
     QueuePage,
+    find_format,
+    keep_class,
     lane_prefix,
     name_page,
     read_due,
     read_page,
+    read_priority,
 )
 
 NONCE = "abc-_0123456"
@@ -32,6 +35,16 @@ def test_names_sort_by_due_time_and_say_it() -> None:
     assert names == sorted(names)
     assert [read_due(name) for name in names] == times
     assert lane_prefix("default/mails", "0") == "page/default.Fmails/0/"
+
+
+def test_names_of_urgent_pages_sort_first_and_say_it() -> None:
+    """Before all times, in each of the ten classes; a target gets the class of its source."""
+    names = [f"0/{name_page(9e9 - each, NONCE, each)}" for each in range(5, -5, -1)]
+    assert names == sorted(names)
+    assert [read_priority(name) for name in names] == [*range(5, -5, -1)]
+    plain = f"dead/{name_page(5.0, NONCE)}"
+    assert keep_class(names[0], plain) == f"dead/{name_page(5.0, NONCE, 5)}"
+    assert [find_format(each, page()) for each in (plain, names[0])] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["", "readme", "5123", f"5170000000000x{NONCE}", f"{NONCE}!"])
