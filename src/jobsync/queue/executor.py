@@ -346,7 +346,8 @@ class Deadlines:
                 self._report_late(now)
 
     def _report_late(self, now: Mono) -> None:
-        for delivery in [delivery for delivery, end in self._ends.items() if end <= now]:
+        late = [delivery for delivery, end in self._ends.items() if end <= now]
+        for delivery in sorted(late, key=lambda each: self._ends[each].seconds):
             self.remove(delivery)
             self._on_late(delivery)
         self._next_check = min(self._ends.values(), default=now + _LONGEST_WAIT)
