@@ -30,6 +30,8 @@ from typing import (
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
+from jobsync.database.database import Database
+from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
@@ -76,6 +78,22 @@ class TaskQueue(Protocol):
         """Push messages in order, all or none; return their ids."""
         ...
 
+    def enqueue_many_sync(
+        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages from a plain function; return their ids."""
+        ...
+
+    @property
+    def home_loop(self) -> HomeLoop | None:
+        """The event loop of its database; None before it is attached."""
+        ...
+
+    @property
+    def database(self) -> Database:
+        """The database that it is attached to."""
+        ...
+
     async def get(self, id: str) -> MessageInfo | None:
         """Return a message in any state."""
         ...
@@ -95,6 +113,7 @@ class TaskQueue(Protocol):
         ...
 
 
+@on_home_loop
 class TaskHandle(Generic[R_co]):
     """A message of a task that was enqueued.
 
@@ -109,6 +128,11 @@ class TaskHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"TaskHandle(id={self.id!r})"
+
+    @property
+    def home_loop(self) -> HomeLoop | None:
+        """The event loop of the database."""
+        return self._queue.home_loop
 
     async def result(self, *, timeout: float | None = None) -> R_co:
         """Wait until the message is completed; return what the function returned.
@@ -132,7 +156,16 @@ class TaskHandle(Generic[R_co]):
         """Return the message in any state, with its progress or its result; None if unknown."""
         return await self._queue.get(self.id)
 
+    def result_sync(self, *, timeout: float | None = None) -> R_co:
+        """Wait as `result` does, in a plain function on any thread."""
+        return self._queue.database.home_loop.call(self.result(timeout=timeout))
 
+    def cancel_sync(self) -> bool:
+        """Cancel the message as `cancel` does, in a plain function on any thread."""
+        return self._queue.database.home_loop.call(self.cancel())
+
+
+@on_home_loop
 class TaskCall(Generic[P, R]):
     """A task with the options of a call: made by `QueueTask.with_options`.
 
@@ -148,6 +181,12 @@ class TaskCall(Generic[P, R]):
         self.queue = queue
         self._signature = signature
         self._options = options
+
+    @property
+    def home_loop(self) -> HomeLoop | None:
+        """The event loop of the database; None for calls that use a connection of the caller."""
+        is_own = self._options.get("connection") is not None
+        return None if is_own else self.queue.home_loop
 
     def encode_some(self, **arguments: Any) -> dict[str, Json]:
         """Return some arguments of a call as they are stored.
@@ -188,9 +227,29 @@ class TaskCall(Generic[P, R]):
         """
         return await self._push([self._signature.encode(**each) for each in calls])
 
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Enqueue a call as `enqueue` does, from a plain function on any thread.
+
+        Raises:
+            Invalid: as `enqueue`; or an event loop runs in this thread, and would be blocked.
+        """
+        (handle,) = self._push_sync([self._signature.encode(*args, **kwargs)])
+        return handle
+
+    def enqueue_many_sync(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+        """Enqueue many calls as `enqueue_many` does, from a plain function on any thread."""
+        return self._push_sync([self._signature.encode(**each) for each in calls])
+
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
-        options: EnqueueOptions = {**self._options, "task": self.name}
-        ids = await self.queue.enqueue_many(values, **options)
+        return self._build_handles(await self.queue.enqueue_many(values, **self._find_options()))
+
+    def _push_sync(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
+        return self._build_handles(self.queue.enqueue_many_sync(values, **self._find_options()))
+
+    def _find_options(self) -> EnqueueOptions:
+        return {**self._options, "task": self.name}
+
+    def _build_handles(self, ids: Sequence[str]) -> list[TaskHandle[R]]:
         return [TaskHandle(name, self.queue, self._signature) for name in ids]
 
 

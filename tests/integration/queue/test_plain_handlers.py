@@ -5,10 +5,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from jobsync import (
     Context,
     Database,
     Document,
+    Invalid,
     MessageInfo,
     NoResult,
     QueuePlugin,
@@ -43,7 +46,7 @@ async def test_a_plain_handler_enqueues_with_enqueue_sync() -> None:
 
         message, names = await handle_one(database, handle)
         assert message.state == "completed"
-        assert sorted(message.result) == sorted(names)
+        assert sorted(message.result or []) == sorted(names)
         assert len(names) == 3
 
 
@@ -79,3 +82,46 @@ async def test_plain_handlers_may_run_loops_of_their_own() -> None:
         name = await queue.enqueue({})
         handled.append(await queue.result(name, timeout=LONG))
         assert len(set(handled)) == await following.count() == 2
+
+
+async def test_a_plain_task_enqueues_another_one() -> None:
+    """With `enqueue_sync` of the task, which is typed as the function is."""
+    tasks = QueuePlugin("tasks", max_retries=0)
+
+    @tasks.task
+    def add(one: int, two: int = 1) -> int:
+        return one + two
+
+    @tasks.task
+    def start(one: int) -> list[int]:
+        handles = [add.enqueue_sync(one), *add.enqueue_many_sync([{"one": one, "two": 5}])]
+        delayed = add.with_options(delay=LONG).enqueue_sync(one)
+        assert delayed.cancel_sync()
+        return [handle.result_sync(timeout=LONG) for handle in handles]
+
+    @tasks.task
+    def forget(one: int) -> None:
+        add.enqueue(one)  # type: ignore[unused-coroutine]
+
+    async with Database("memory://", plugins=[tasks]):
+        handle = await start.enqueue(2)
+        assert await handle.result(timeout=LONG) == [3, 7]
+        with pytest.raises(Invalid, match="would block the event loop"):
+            add.enqueue_sync(1)
+        with pytest.raises(NoResult, match="enqueue_sync, or write the function as async def"):
+            await (await forget.enqueue(1)).result(timeout=LONG)
+
+
+async def test_tasks_are_enqueued_from_other_loops() -> None:
+    """Their handles may be awaited there, too."""
+    tasks = QueuePlugin("tasks")
+
+    @tasks.task
+    async def add(one: int) -> int:
+        return one + 1
+
+    async def use() -> int:
+        return await (await add.enqueue(1)).result(timeout=LONG)
+
+    async with Database("memory://", plugins=[tasks]):
+        assert await asyncio.to_thread(asyncio.run, use()) == 2
