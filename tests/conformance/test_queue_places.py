@@ -533,6 +533,13 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
     assert pushed == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+    # What replaces it has other content, which must be handled.
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(7, key="n")])
+    assert await drain(other) == [4, 7]
+    assert await backend.push([new(8, key="n", replace=True)]) == {}
+    assert await drain(other) == [8]
     # If nothing is left to push, there is no request that could fail.
     location.faults.lost_replies = 1
     with pytest.raises(OutcomeUnknown):
