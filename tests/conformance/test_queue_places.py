@@ -13,6 +13,7 @@ from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.single_message import StoredResult
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.placed_push import PlacedPush
 
@@ -390,9 +391,9 @@ async def test_keys_of_random_histories_are_held_as_long_as_promised(
                     model.claimed[each.id] = each
             case "settle" if model.claimed:
                 name, each = model.claimed.popitem()
-                move = randomness.choice(["complete", "bury", "release"])
+                move = randomness.choice([*ENDS, *RETURNS])
                 await settle(backend, [each], move)
-                if move != "release":
+                if move in ENDS:
                     del model.contents[name]
             case "wait":
                 location.advance(600)
@@ -824,3 +825,17 @@ async def test_a_transaction_in_doubt_reads_what_became_of_its_message(
     transactions = backend.transactions
     assert transactions is not None
     assert await transactions.read_outcome(messages[0].receipt) == outcome
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_result_is_announced_to_those_who_wait_elsewhere(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """In other processes, whom nobody here knows. Without a result nobody is woken for nothing."""
+    woken: list[str] = []
+    notifications = cast("SqlBackend", backend)._notifications
+    await push(backend, 1)
+    messages = await claim(backend)
+    monkeypatch.setattr(notifications, "wake", woken.append)
+    await settle(backend, messages, result=StoredResult("7") if is_kept else None)
+    assert woken == (["queue/emails/ends"] if is_kept else [])
