@@ -17,6 +17,7 @@ from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.single_message import StoredResult
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.placed_push import PlacedPush
 
@@ -496,9 +497,9 @@ async def test_keys_of_random_histories_are_held_as_long_as_promised(
                     model.claimed[each.id] = each
             case "settle" if model.claimed:
                 name, each = model.claimed.popitem()
-                move: Transition = randomness.choice(("complete", "bury", "release"))
+                move = randomness.choice([*ENDS, *RETURNS])
                 await settle(backend, [each], move)
-                if move != "release":
+                if move in ENDS:
                     del model.contents[name]
             case "wait":
                 location.advance(600)
@@ -645,6 +646,13 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
     assert pushed == {"id-2": "id-1"}
     assert await drain(other) == [3]
     assert await backend.push([new(4, key="k")]) == {}
+    # What replaces it has other content, which must be handled.
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.push([new(7, key="n")])
+    assert await drain(other) == [4, 7]
+    assert await backend.push([new(8, key="n", replace=True)]) == {}
+    assert await drain(other) == [8]
     # If nothing is left to push, there is no request that could fail.
     location.faults.lost_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -949,3 +957,17 @@ async def test_a_transaction_in_doubt_reads_what_became_of_its_message(
     transactions = backend.transactions
     assert transactions is not None
     assert await transactions.read_outcome(messages[0].receipt) == outcome
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_result_is_announced_to_those_who_wait_elsewhere(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """In other processes, whom nobody here knows. Without a result nobody is woken for nothing."""
+    woken: list[str] = []
+    notifications = cast("SqlBackend", backend)._notifications
+    await push(backend, 1)
+    messages = await claim(backend)
+    monkeypatch.setattr(notifications, "wake", woken.append)
+    await settle(backend, messages, result=StoredResult("7") if is_kept else None)
+    assert woken == (["queue/emails/ends"] if is_kept else [])
