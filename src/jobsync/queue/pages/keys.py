@@ -38,8 +38,9 @@ __all__ = ["TIME_TO_CREATE", "FoundKey", "KeyRecord", "PageKeys"]
 TIME_TO_CREATE: Seconds = 30.0
 _SWEEP_INTERVAL: Seconds = 86_400.0
 """Seconds between two looks at all keys where they are billed."""
-_MAX_LINKS = 100
-"""The most moves of a message that are followed."""
+_MAX_LINKS = 1_000
+"""The most moves of a message that are followed. Pages that it has left are dropped an hour later,
+and a move that is not by hand takes a minute."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,6 +153,8 @@ class PageKeys:
                 break
             place = hold.next
             page = await self._read_page(place)
+        else:
+            raise Corrupt(name, f"its message has moved more than {_MAX_LINKS:,} times")
         return FoundKey(record, sent, entry, place, page)
 
     async def _read_page(self, place: str) -> QueuePage | None:
