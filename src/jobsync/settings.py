@@ -58,7 +58,7 @@ COMMAND_LINE = frozenset(
         *("HTTP", "JOB", "JSON", "KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE"),
         *("NAMESPACE", "NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "QUEUE", "REASON", "SINCE"),
         *("STATE", "STATUS"),
-        *("TARGET", "TIMEOUT", "WHERE", "YES"),
+        *("TARGET", "TASK", "TIMEOUT", "WHERE", "YES"),
     }
 )
 """Variables of the command line, which are not settings: they occur in shared environments."""
