@@ -30,6 +30,7 @@ _GROUPS = "the names of pages are in the order of the producers' clocks: there a
 _LIMITS = "no two claims are one after the other: there are no limits"
 _PUSH = "another way to push, see tests/integration/queue/test_page_keys.py"
 PAGES_DIFFER = {
+    "test_a_group_has_messages_of_several_tasks": _GROUPS,
     "test_one_message_of_a_group_is_in_work_at_a_time_and_in_order": _GROUPS,
     "test_the_next_of_a_group_comes_when_the_head_is_finished": _GROUPS,
     "test_a_head_whose_worker_died_blocks_its_group_until_it_is_dead": _GROUPS,

@@ -163,7 +163,7 @@ async def test_a_task_decides_about_its_message(db: Database) -> None:
     assert await queue.count("all") == 2
 
 
-async def test_a_key_is_held_by_messages_of_any_task(locate: Locate) -> None:
+async def test_a_key_is_held_by_messages_of_any_task(db: Database) -> None:
     """A message that replaces another becomes one of its own task."""
     queue = QueuePlugin("tasks")
     done: list[Any] = []
@@ -176,12 +176,12 @@ async def test_a_key_is_held_by_messages_of_any_task(locate: Locate) -> None:
     async def second(text: str) -> None:
         done.append(("second", text))
 
-    async with Database(locate("sqlite"), plugins=[queue]):
-        held = await first.with_options(delay=3600).enqueue(1)
-        same = await second.with_options(key="one", delay=3600).enqueue("a")
-        assert same.id == held.id
-        await second.with_options(key="one", replace=True).enqueue("b")
-        await until(lambda: done == [("second", "b")])
+    await db.use_plugin(queue)
+    held = await first.with_options(delay=3600).enqueue(1)
+    same = await second.with_options(key="one", delay=3600).enqueue("a")
+    assert same.id == held.id
+    await second.with_options(key="one", replace=True).enqueue("b")
+    await until(lambda: done == [("second", "b")])
 
 
 @pytest.mark.parametrize("is_first", [True, False])
