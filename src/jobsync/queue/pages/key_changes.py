@@ -85,6 +85,7 @@ def replace_content(
         value=new_message.value,
         max_attempts=new_message.max_attempts,
         timeout=new_message.timeout,
+        task=new_message.task,
         returned=message.deliveries,
         state="waiting",
         due=ready if delay > 0 else 0.0,
