@@ -29,6 +29,7 @@ RETURNS: Sequence[Transition] = ("retry", "release", "snooze")
 _GROUPS = "the names of pages are in the order of the producers' clocks: there are no groups"
 _LIMITS = "no two claims are one after the other: there are no limits"
 _PUSH = "another way to push, see tests/integration/queue/test_page_keys.py"
+_SQL = "there are neither transactions nor notifications"
 PAGES_DIFFER = {
     "test_a_group_has_messages_of_several_tasks": _GROUPS,
     "test_one_message_of_a_group_is_in_work_at_a_time_and_in_order": _GROUPS,
@@ -46,6 +47,11 @@ PAGES_DIFFER = {
     "test_what_is_shown_says_where_a_message_stands": _GROUPS,
     "test_several_messages_of_a_group_may_be_in_work": _GROUPS,
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
+    "test_a_group_has_messages_of_several_tasks": _GROUPS,
+    "test_a_rate_counts_on_after_its_clock_has_changed": _LIMITS,
+    "test_a_transaction_in_doubt_reads_what_became_of_its_message": _SQL,
+    "test_a_result_is_announced_to_those_who_wait_elsewhere": _SQL,
+    "test_other_content_is_not_a_push_repeated": _PUSH,
     "test_no_more_messages_are_claimed_than_the_queue_allows": _LIMITS,
     "test_a_full_queue_says_what_else_there_is": _LIMITS,
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,

@@ -200,12 +200,36 @@ async def test_a_push_in_doubt_that_is_repeated_adds_one_message(
         with pytest.raises(OutcomeUnknown):
             await backend.push([new(1, key="k")])
     await settle(await location.open("mails"))
-    again = await backend.push([new(2, key="k")])
+    repeated = msgspec.structs.replace(new(1, key="k"), id="id-2")
+    again = await backend.push([repeated])
     assert again == ({"id-2": "id-1"} if arrives else {})
     assert await backend.count() == ({"completed": 1} if arrives else {"ready": 1})
     # Once: a third push is a new one.
     await settle(backend)
-    assert await backend.push([new(3, key="k")]) == {}
+    assert await backend.push([msgspec.structs.replace(repeated, id="id-3")]) == {}
+
+
+@pytest.mark.parametrize("options", [{"value": "other"}, {"replace": True}])
+async def test_a_push_with_other_content_does_not_repeat_one_in_doubt(
+    location: PagesQueues,
+    backend: PagesBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+) -> None:
+    """It must be handled, also if the first message has arrived and is finished."""
+
+    async def create(self: PageStore, place: str, page: QueuePage) -> bool:
+        await was(self, place, page)
+        return await refuse_page(self, place, page)
+
+    was = PageStore.create
+    with monkeypatch.context() as patch:
+        patch.setattr(PageStore, "create", create)
+        with pytest.raises(OutcomeUnknown):
+            await backend.push([new(1, key="k")])
+    await settle(await location.open("mails"))
+    another = msgspec.structs.replace(new(1, key="k"), id="id-2", **options)
+    assert await backend.push([another]) == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"delay": 600.0}, {"priority": 1}])

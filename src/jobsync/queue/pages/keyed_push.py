@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
+from jobsync.core.codec import Json
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import NewMessage
@@ -35,13 +36,18 @@ __all__ = ["KeyedPush"]
 _MAX_TRIES = 50
 _MAX_KEYS = 1_000
 """Keys whose pushes are in doubt."""
+_MAX_DOUBTS = 4
+"""Pushes in doubt of one key."""
 _TOLERANCE: Seconds = 1.0
 """Seconds by which the name of a page may be later than its message."""
 _BACKOFF = ExponentialBackoff(first=0.02, longest=0.5)
 
 
 class _DoubtfulPush(NamedTuple):
+    """A message that may or may not have arrived."""
+
     id: str
+    value: Json
     place: str
     birth: str
 
@@ -75,8 +81,8 @@ class KeyedPush:
         self._randomness = components.randomness
         self._ids = components.ids
         self._announce = announce
-        self._doubtful: dict[str, _DoubtfulPush] = {}
-        """The latest pushes that may or may not have arrived, by key."""
+        self._doubtful: dict[str, tuple[_DoubtfulPush, ...]] = {}
+        """By the latest keys."""
 
     async def push(self, message: NewMessage, key: str) -> Mapping[str, str]:
         """Add a message, unless another one holds its key; return that one's id, by its own.
@@ -86,11 +92,14 @@ class KeyedPush:
             Unavailable: nothing was added or replaced.
         """
         try:
-            return await self._push(message, key)
+            holders = await self._push(message, key)
         except Corrupt as error:
             # It may have been damaged on its way only. Nothing is written before it is read.
             fix = "if this goes on, remove what cannot be understood"
             raise Unavailable(self._pages.topic, str(error), fix) from error
+        # The key is certainly held from now on.
+        self._doubtful.pop(key, None)
+        return holders
 
     async def _push(self, message: NewMessage, key: str) -> Mapping[str, str]:
         await self._register()
@@ -223,25 +232,24 @@ class KeyedPush:
         try:
             is_created = await self._pages.create(place, page)
         except OutcomeUnknown:
-            self._remember(key, _DoubtfulPush(message.id, place, birth))
+            self._remember(key, _DoubtfulPush(message.id, message.value, place, birth))
             raise
         if is_created:
             await self._announce(place)
         return is_created
 
     def _remember(self, key: str, push: _DoubtfulPush) -> None:
-        self._doubtful[key] = push
+        self._doubtful[key] = (*self._doubtful.get(key, ())[-_MAX_DOUBTS + 1 :], push)
         while len(self._doubtful) > _MAX_KEYS:
             del self._doubtful[next(iter(self._doubtful))]
 
     async def _find_arrived(self, message: NewMessage, key: str) -> str:
-        """Return the message of a push in doubt that has arrived; empty without."""
-        # One that replaces has other content, which must be handled.
-        if message.replace:
-            self._doubtful.pop(key, None)
-        push = self._doubtful.get(key)
-        if push is None:
-            return ""
-        opened = await self._pages.read_current(push.place)
-        self._doubtful.pop(key, None)
-        return push.id if opened is not None and opened.page.birth == push.birth else ""
+        """Return the message of a push in doubt that is repeated and has arrived; empty without."""
+        for push in self._doubtful.get(key, ()):
+            # One that replaces must be handled, even if its content is the same.
+            if message.replace or push.value != message.value:
+                continue
+            opened = await self._pages.read_current(push.place)
+            if opened is not None and opened.page.birth == push.birth:
+                return push.id
+        return ""

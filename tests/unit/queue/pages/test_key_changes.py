@@ -74,7 +74,9 @@ def test_a_key_is_released_if_its_time_is_over_or_its_message_cannot_be_replaced
         assert key_changes.release(found, "other", NOW, replaces=replaces) == (found, None)
 
 
-CONTENT = NewMessage(id="n", value=7, max_attempts=9, timeout=3.0, delay=5.0, key="k", key_ttl=20.0)
+CONTENT = NewMessage(
+    id="n", value=7, max_attempts=9, timeout=3.0, task="t", delay=5.0, key="k", key_ttl=20.0
+)
 
 
 def test_a_replaced_message_has_the_new_content_and_all_its_attempts() -> None:
@@ -83,6 +85,7 @@ def test_a_replaced_message_has_the_new_content_and_all_its_attempts() -> None:
     assert answer is True
     (message,) = after.messages
     assert (message.id, message.value, message.timeout, message.max_attempts) == ("m", 7, 3.0, 9)
+    assert message.task == "t"
     assert (message.state, message.due, message.attempts, message.move) == ("waiting", 1005, 0, "")
     assert after.key_hold == KeyHold(key="k", token="t", until=NOW + 20)
 
