@@ -47,7 +47,6 @@ PAGES_DIFFER = {
     "test_what_is_shown_says_where_a_message_stands": _GROUPS,
     "test_several_messages_of_a_group_may_be_in_work": _GROUPS,
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
-    "test_a_group_has_messages_of_several_tasks": _GROUPS,
     "test_a_rate_counts_on_after_its_clock_has_changed": _LIMITS,
     "test_a_transaction_in_doubt_reads_what_became_of_its_message": _SQL,
     "test_a_result_is_announced_to_those_who_wait_elsewhere": _SQL,
