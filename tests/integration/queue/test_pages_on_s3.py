@@ -65,6 +65,8 @@ async def test_foreign_objects_among_the_pages_stop_nothing(
             f"{NAME}1": content[: len(content) // 2].ljust(518),
             f"{NAME}2": b"x" * 518,
             f"{NAME}3": b"y" * (100 * 1024 * 1024 + 6),
+            f"{NAME}4": b"{}",
+            f"{NAME}5": b"",
             "README": b"z" * 518,
         }
         for name, data in odd.items():

@@ -42,11 +42,15 @@ __all__ = [
     "encode_batch",
     "encode_object",
     "is_segment",
+    "is_tombstone",
     "read_mark",
 ]
 
 LIVE_SIZE = 256
 """The size in bytes from which an object is a live record and not a tombstone."""
+
+_LEAST_SIZE = 22
+"""The size in bytes of the smallest tombstone."""
 
 _MAX_NAME = 1024  # bytes, S3's limit
 _is_batch_name = re.compile(r"([0-9]{13}-[0-9a-f]{12})-([0-9]{5})").fullmatch
@@ -151,9 +155,17 @@ def encode_object(record: Record, text: str | None, mark: int = 0) -> bytes:
     return content
 
 
+def is_tombstone(size: int) -> bool:
+    """Whether an object of this size is a tombstone, if this library wrote it.
+
+    What is even smaller was written by somebody else: it is listed, and found to be unreadable.
+    """
+    return _LEAST_SIZE <= size < LIVE_SIZE
+
+
 def read_mark(size: int) -> int:
     """Return the mark of a record whose object has this size."""
-    return size % (MAX_MARK + 1)
+    return size % (MAX_MARK + 1) if size >= LIVE_SIZE else 0
 
 
 def _check_number(field: str, number: int, highest: int) -> None:

@@ -62,6 +62,7 @@ from jobsync.stores.objects.layout import (
     encode_batch,
     encode_object,
     is_segment,
+    is_tombstone,
     read_mark,
 )
 from jobsync.stores.record_codec import (
@@ -228,7 +229,7 @@ class ObjectsStore(Store):
                 rows += [
                     (key, found)
                     for key, found in zip(keys, objects, strict=True)
-                    if found and found.size >= LIVE_SIZE
+                    if found and not is_tombstone(found.size)
                 ]
             return rows
 
@@ -397,7 +398,7 @@ def _thread_group(key: str) -> ThreadGroup:
 
 
 def _is_live(item: ListedObject) -> bool:
-    return item.size >= LIVE_SIZE and is_segment(item.name)
+    return not is_tombstone(item.size) and is_segment(item.name)
 
 
 def _outcome(change: Change, record: Record, reply: str | FailedRequest) -> Outcome:
