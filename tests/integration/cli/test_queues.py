@@ -141,7 +141,8 @@ async def test_messages_are_browsed_by_state(url: str) -> None:
     limited = ("queues", "browse", "emails", "--state", "dead", "--limit", "2")
     first = read_json(url, *limited)
     rest = read_json(url, *limited, "--after", first[-1]["cursor"])
-    assert [row["id"] for row in first + rest] == dead
+    # Those that fail together are dead letters in any order.
+    assert sorted(row["id"] for row in first + rest) == sorted(dead)
     assert first[0]["errors"][0]["error"].startswith("ValueError: no such mailbox: 0 far")
 
 

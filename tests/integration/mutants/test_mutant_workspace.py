@@ -16,7 +16,7 @@ MUTANT = SourceMutant(
     name="delays-of-a-second-at-most",
     breaks="A delay of 366 days is accepted.",
     file="src/jobsync/core/arguments.py",
-    old="LONGEST_DELAY: Seconds = 366 * 86_400.0",
+    old="LONGEST_DELAY: Seconds = 366 * _DAY",
     new="LONGEST_DELAY: Seconds = 1.0",
 )
 LIMIT = 100.0
