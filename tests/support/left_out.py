@@ -34,6 +34,13 @@ _TESTS = {
         "test_a_process_works_on_several_queues[s3]",
         "test_listeners_under_the_documents_names[s3]",
     ),
+    "tests/integration/queue/test_single_messages.py": (
+        "test_another_process_cancels_delays_and_deletes[s3]",
+        "test_another_process_cancels_delays_and_deletes[postgres]",
+        "test_wrong_arguments_are_refused_and_a_pause_holds[s3]",
+        "test_claims_are_returned_when_their_process_stops[s3]",
+        "test_progress_is_stored_and_shown[s3]",
+    ),
     "tests/processes/test_election.py": ("test_no_stale_write_is_accepted_in_a_storm[postgres]",),
     "tests/processes/test_jobs.py": ("test_no_task_is_done_twice_or_never[postgres-printed-join]",),
     "tests/processes/test_plugins.py": (
