@@ -77,8 +77,11 @@ class Run:
         if not which:
             return None
         found = await self.resource.get(name)
-        if which == "stale" or found is None:
+        if found is None:
             return self.stale
+        if which == "stale":
+            # What was to replace it may have been refused.
+            return self.stale if self.stale != found._version else "never-there"
         self.stale = found._version
         return str(found._version)
 
