@@ -11,12 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from queue_locations import PagesQueues, PostgresQueues, QueueLocation, SqliteQueues
-from store_locations import MemoryLocation, ObjectsLocation
+from queue_locations import (
+    PagesQueues,
+    PostgresQueues,
+    QueueLocation,
+    SqliteQueues,
+    find_empty_location,
+)
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
 from jobsync.core.messages import FINISHED, LIVE, REVOKED, Transition
-from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.queue.backend import (
     MAX_MESSAGE,
     ClaimResult,
@@ -78,20 +82,7 @@ def empty_location(request: pytest.FixtureRequest, tmp_path: Path) -> QueueLocat
     name = request.function.__name__
     if request.param in {"memory", "s3"} and name in PAGES_DIFFER:
         pytest.skip(PAGES_DIFFER[name])
-    match request.param:
-        case "sqlite":
-            return SqliteQueues(tmp_path / "jobs.db")
-        case "postgres":
-            return PostgresQueues(request.getfixturevalue("postgres").url)
-        case "memory":
-            return PagesQueues(MemoryLocation())
-    url = parse_url(request.getfixturevalue("bucket_url"))
-    assert isinstance(url, ObjectsUrl)
-    quirks = request.getfixturevalue("quirks")
-    bucket = ObjectsLocation(
-        url, bare_etags=quirks.bare_etags, conditional_delete=quirks.conditional_delete
-    )
-    return PagesQueues(bucket)
+    return find_empty_location(request, tmp_path)
 
 
 @pytest.fixture

@@ -7,12 +7,15 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from queue_locations import PagesQueues, PostgresQueues, QueueLocation, SqliteQueues
-from store_locations import MemoryLocation, ObjectsLocation
+from queue_locations import (
+    PostgresQueues,
+    QueueLocation,
+    SqliteQueues,
+    find_empty_location,
+)
 
 from jobsync import Components, OutcomeUnknown, Unavailable
 from jobsync.core.messages import Transition
-from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
@@ -73,20 +76,7 @@ def empty_location(request: pytest.FixtureRequest, tmp_path: Path) -> QueueLocat
     name = request.function.__name__
     if request.param in {"memory", "s3"} and name in PAGES_DIFFER:
         pytest.skip(PAGES_DIFFER[name])
-    match request.param:
-        case "sqlite":
-            return SqliteQueues(tmp_path / "jobs.db")
-        case "postgres":
-            return PostgresQueues(request.getfixturevalue("postgres").url)
-        case "memory":
-            return PagesQueues(MemoryLocation())
-    url = parse_url(request.getfixturevalue("bucket_url"))
-    assert isinstance(url, ObjectsUrl)
-    quirks = request.getfixturevalue("quirks")
-    bucket = ObjectsLocation(
-        url, bare_etags=quirks.bare_etags, conditional_delete=quirks.conditional_delete
-    )
-    return PagesQueues(bucket)
+    return find_empty_location(request, tmp_path)
 
 
 @pytest.fixture
@@ -626,10 +616,10 @@ async def test_who_pushes_a_key_again_in_doubt_pushes_nothing_twice(
     assert len(await drain(backend)) == 1
 
 
-async def test_who_pushes_a_key_again_finds_its_finished_message(
+async def finish_in_doubt(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first push has arrived unnoticed, and its message was completed before the others."""
+) -> QueueBackend:
+    """Push a message whose outcome is unknown, and complete it; return who has completed it."""
 
     async def finds_out_nothing(*_: object) -> None:
         return None
@@ -640,6 +630,14 @@ async def test_who_pushes_a_key_again_finds_its_finished_message(
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
     assert await drain(other) == [1]
+    return other
+
+
+async def test_who_pushes_a_key_again_finds_its_finished_message(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first push has arrived unnoticed, and its message was completed before the others."""
+    other = await finish_in_doubt(location, backend, monkeypatch)
     repeated = msgspec.structs.replace(new(1, key="k"), id="id-2")
     # Who asks meanwhile learns nothing, and is no reason to forget the doubt.
     placed_push: Any = cast("SqlBackend", backend)._placed_push
@@ -672,16 +670,7 @@ async def test_other_content_is_not_a_push_repeated(
     location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A push in doubt has arrived and is finished: another message with its key is added."""
-
-    async def finds_out_nothing(*_: object) -> None:
-        return None
-
-    location.faults.lost_replies = 1
-    monkeypatch.setattr(PlacedPush, "_look_up", finds_out_nothing)
-    with pytest.raises(OutcomeUnknown):
-        await backend.push([new(1, key="k")])
-    other = await location.open("emails")
-    assert await drain(other) == [1]
+    other = await finish_in_doubt(location, backend, monkeypatch)
     assert await backend.push([new(2, key="k")]) == {}
     assert await drain(other) == [2]
 

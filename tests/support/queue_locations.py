@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from store_locations import PostgresLocation, StoreLocation
+import pytest
+from store_locations import MemoryLocation, ObjectsLocation, PostgresLocation, StoreLocation
 
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.core.clock import Mono, SystemClock, Wall
+from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.directory import QueueDirectory
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
@@ -32,7 +34,14 @@ from jobsync.stores.sql import (
 )
 from jobsync.stores.sqlite.store import SqliteStore
 
-__all__ = ["Faults", "PagesQueues", "PostgresQueues", "QueueLocation", "SqliteQueues"]
+__all__ = [
+    "Faults",
+    "PagesQueues",
+    "PostgresQueues",
+    "QueueLocation",
+    "SqliteQueues",
+    "find_empty_location",
+]
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -436,3 +445,22 @@ class PagesQueues:
     def overwrite(self, table: str, id: str, **columns: Any) -> None:
         """Fail: there are no columns."""
         raise NotImplementedError(table, id, columns)
+
+
+def find_empty_location(request: pytest.FixtureRequest, tmp_path: Path) -> QueueLocation:
+    """Return an empty place of the kind that a fixture's parameter names."""
+    match request.param:
+        case "sqlite":
+            return SqliteQueues(tmp_path / "jobs.db")
+        case "postgres":
+            return PostgresQueues(request.getfixturevalue("postgres").url)
+        case "memory":
+            return PagesQueues(MemoryLocation())
+    url = parse_url(request.getfixturevalue("bucket_url"))
+    assert isinstance(url, ObjectsUrl)
+    quirks = request.getfixturevalue("quirks")
+    return PagesQueues(
+        ObjectsLocation(
+            url, bare_etags=quirks.bare_etags, conditional_delete=quirks.conditional_delete
+        )
+    )

@@ -52,7 +52,7 @@ class SupervisorLink:
         self._socket.set_inheritable(False)
 
     def report_running(self) -> None:
-        """Let the supervisor know that this process works."""
+        """Report to the supervisor that this process works."""
         with suppress(OSError):
             self._socket.send(_RUNNING)
 

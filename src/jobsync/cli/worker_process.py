@@ -336,7 +336,7 @@ def _unwrap(found: object) -> object:
 
 
 def choose_work(database: Database, queues: str | None, concurrency: int | None) -> None:
-    """Let the plugins of a database work here, but only some queues if so wished.
+    """Choose which plugins of a database work here: all, or only some queues.
 
     Args:
         database: not connected yet. It works, even if it is meant for producers elsewhere.

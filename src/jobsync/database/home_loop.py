@@ -191,7 +191,7 @@ class _Homed(Protocol):
 
 
 def on_home_loop(kind: C) -> C:
-    """Let the public coroutine functions of a class run on the home loop of its objects.
+    """Run the public coroutine functions of a class on the home loop of its objects.
 
     They may then be awaited on any loop. A class decorator; the objects have a `home_loop`.
     """
@@ -224,7 +224,7 @@ def _run_at_home(
 
 
 def _mark_coroutine_function(function: Callable[..., T]) -> Callable[..., T]:
-    """Let frameworks see that a function returns a coroutine."""
+    """Mark a function as one that returns a coroutine, as frameworks look for it."""
     if sys.version_info >= (3, 12):
         return inspect.markcoroutinefunction(function)
     marker = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001

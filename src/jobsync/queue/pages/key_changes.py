@@ -59,7 +59,7 @@ def release(
 def replace_content(
     page: QueuePage, token: str, new_message: NewMessage, now: float, due: float, target: str
 ) -> tuple[QueuePage, bool | None]:
-    """Give the pending message that holds a key new content, and all its attempts.
+    """Replace the content of the pending message that holds a key; it has all its attempts.
 
     Args:
         page: its page.

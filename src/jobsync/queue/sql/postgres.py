@@ -241,7 +241,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         return claimed
 
     async def _promote(self, request: ClaimRequest) -> None:
-        """Let messages whose delays are over take the places that their order gives them."""
+        """Move messages whose delays are over to the places that their order gives them."""
         parameters = {"queue": self.queue, "limit": _MAX_PROMOTED}
         if request.is_plain:
             await self._run("promote", parameters)
