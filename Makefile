@@ -62,13 +62,15 @@ prove-election: setup ## elections of real processes that are killed, frozen and
 prove-jobs: setup ## task sharing by real processes that join, leave, are killed and frozen; appends to proof/runs.jsonl
 	$(PY) -m pytest $(SHARING) $(FULL) $(ARGS)
 
-prove-queue: setup ## 300 simulated hours on SQLite, 80 on PostgreSQL, 150 on an object store and 50 with groups and keys, then real processes that are killed and frozen; appends to proof/runs.jsonl
+prove-queue: setup ## 300 simulated hours on SQLite, 80 on PostgreSQL, 150 on an object store, 50 with groups and keys and 30 with transactions and results, then real processes that are killed and frozen; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-postgres --hours 80 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-pages --hours 150 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-places --hours 50 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-places-postgres --hours 20 --jobs $(or $(JOBS),2)
 	@$(PY) tests/simulation/simulate.py queue-places-pages --hours 20 --jobs $(or $(JOBS),2)
+	@$(PY) tests/simulation/simulate.py queue-outcomes --hours 30 --jobs $(or $(JOBS),2)
+	@$(PY) tests/simulation/simulate.py queue-outcomes-postgres --hours 10 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) $(FULL) $(ARGS)
 
 prove-retention: setup ## the part of prove-queue with 60,000 messages a minute for ten minutes, on each database
@@ -98,7 +100,7 @@ certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/integration/cli/test_doctor.py -k "ignores_conditions"
 
-simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue, queue-postgres, queue-pages, queue-places, queue-places-postgres, schedule or records
+simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue, queue-postgres, queue-pages, queue-places, queue-places-postgres, queue-outcomes, schedule or records
 	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90

@@ -5,21 +5,28 @@ import itertools
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import OTHER_NAMESPACE, can_unshare
+from proxy import Proxy
 from queue_processes import QueueProcesses, check_messages
 from racing import Start, race
-from waiting import until
+from waiting import now, until
 from worker_protocol import Fact
 
-from jobsync import Database, QueuePlugin
+from jobsync import Database, OutcomeUnknown, QueuePlugin, Unavailable
 
 TIMING = {"heartbeat_interval": 1, "worker_timeout": 4, "visibility_timeout": 4, "grace": 2}
 GROUPS = 8
 TASKS = 4
+PRODUCERS = 8
+FAULTS = 3
+"""How often each fault happens to requests with a key."""
 _numbers = itertools.count()
 
 
@@ -28,6 +35,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'jobs.db'}"
+    if request.param == "s3":
+        return str(request.getfixturevalue("bucket_url"))
     name = f"places_{next(_numbers)}_{int(time.time())}"
     return str(request.getfixturevalue("postgres").create_database(name))
 
@@ -105,30 +114,71 @@ async def test_one_worker_handles_messages_in_the_order_in_which_they_came(
 
 
 async def enqueue_key(url: str, key: str, number: int, start: Start) -> list[str]:
-    """Enqueue one key from several tasks at once; return the ids."""
+    """Enqueue one key from several tasks at once, again while that is in doubt; return the ids."""
     del number
     async with Database(url) as db:
         queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+
+        async def enqueue(task: int) -> str:
+            while True:
+                try:
+                    return await queue.enqueue({"n": task}, key=key)
+                except (OutcomeUnknown, Unavailable):
+                    await asyncio.sleep(0.05)
+
         start()
-        return await asyncio.gather(*(queue.enqueue({"n": task}, key=key) for task in range(TASKS)))
+        return await asyncio.gather(*(enqueue(task) for task in range(TASKS)))
 
 
-def test_one_key_makes_one_message(url: str, full_scale: bool) -> None:
-    """However many processes enqueue it at once, all get the id of the same message."""
-    rounds = [(url, f"key-{number}") for number in range(20 if full_scale else 3)]
+def _has(key: bytes, request: bytes) -> bool:
+    return key in request
+
+
+@contextmanager
+def lose_what_has(keys: Sequence[str], url: str) -> Iterator[tuple[str, Proxy | None]]:
+    """Lose some requests with each key, some of their replies, and hold one back. A file has none.
+
+    Yields:
+        The URL on which this happens, and what holds requests back.
+    """
+    if url.startswith("sqlite"):
+        yield url, None
+        return
+    port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
+    with Proxy("127.0.0.1", port) as proxy:
+        for key in keys:
+            faults = (proxy.drop_reply, proxy.hold_request, proxy.drop_request)
+            for fault in faults * FAULTS:
+                fault(when=partial(_has, key.encode()))
+        yield url.replace(f":{port}/", f":{proxy.port}/"), proxy
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "s3"], indirect=True)
+def test_one_key_makes_one_message(url: str, full_scale: bool, proof: Any) -> None:
+    """However many processes enqueue it at once, all get the id of the same message.
+
+    Replies are lost, and requests; one of each key arrives after everything else.
+    """
+    keys = [f"key-{number}." for number in range(20 if full_scale else 2)]
     names: set[str] = set()
-    for results in race(enqueue_key, rounds, print):
-        ids = {name for result in results for name in result}
-        assert len(ids) == 1
-        names |= ids
-    assert len(names) == len(rounds)
+    with lose_what_has(keys, url) as (proxied, proxy):
+        for results in race(enqueue_key, [(proxied, key) for key in keys], print, PRODUCERS):
+            ids = {name for result in results for name in result}
+            assert len(ids) == 1
+            names |= ids
+        if proxy:
+            assert proxy.faults > len(keys)
+            proxy.release()
+    assert len(names) == len(keys)
 
     async def count() -> int:
         async with Database(url) as db:
             queue = await db.use_plugin(QueuePlugin(resource="tasks"))
             return await queue.count()
 
-    assert asyncio.run(count()) == len(rounds)
+    assert asyncio.run(count()) == len(keys)
+    faults = proxy.faults if proxy else 0
+    proof.record("one key", keys=len(keys), processes=PRODUCERS, faults=faults)
 
 
 async def test_a_limit_holds_for_all_processes_while_some_are_killed(
@@ -149,6 +199,42 @@ async def test_a_limit_holds_for_all_processes_while_some_are_killed(
         highest = max(count_running(processes))
     assert 1 < highest <= most
     proof.record("limited handlers", messages=messages, most=most, seen=highest)
+
+
+async def test_limits_are_back_after_all_that_held_them_were_killed(
+    url: str, tmp_path: Path, full_scale: bool, proof: Any
+) -> None:
+    """Slots and the rate go to other processes in time, and are never exceeded.
+
+    Nothing on this machine sees the death: the timeout has to pass.
+    """
+    messages, most, rate = (200 if full_scale else 50), 3, 20
+    settings: dict[str, Any] = {**TIMING, "concurrency": 5, "max_concurrency": most}
+    settings |= {"rate_limit": f"{rate}/second", "rate_burst": most}
+    async with QueueProcesses(url, tmp_path / "facts", **settings) as processes:
+        within = OTHER_NAMESPACE if can_unshare() else ()
+        holders = await processes.start(2, seconds=3600, within=within)
+        pushed = now()
+        producer = processes.add("push", messages=messages)
+        await until(lambda: len(processes.facts("begun")) == most, "all slots are in use")
+        others = await processes.start(2, seconds=0.05)
+        await until(lambda: not producer.is_alive, "all is pushed")
+        assert len(processes.facts("begun")) == most
+        killed = max(holder.kill() for holder in holders)
+        await processes.drained()
+        check_messages(processes, await processes.read_messages("completed", "dead"))
+        highest = max(count_running(processes))
+    names = {each.name for each in others}
+    begun = sorted(fact.at for fact in processes.facts("begun"))
+    # As many as the rate allows in half a second, and more than those of the first moment.
+    number = rate // 2
+    later = sorted(fact.at for fact in processes.facts("begun") if fact.who in names)
+    back = next(start for start, end in zip(later, later[number:], strict=False) if end - start < 1)
+    assert highest == most
+    assert all(n <= most + rate * (at - pushed) for n, at in enumerate(begun, 1))
+    if full_scale:
+        assert back - killed <= TIMING["worker_timeout"] + 2 * TIMING["heartbeat_interval"]
+    proof.record("limits after deaths", most=most, rate=rate, seconds=round(back - killed, 1))
 
 
 def count_running(processes: QueueProcesses) -> Iterator[int]:

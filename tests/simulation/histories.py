@@ -43,6 +43,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import job_stories  # noqa: E402 - found by the line above
+import outcome_stories  # noqa: E402 - likewise
 import pages_queue_stories  # noqa: E402 - likewise
 import place_stories  # noqa: E402 - likewise
 import queue_stories  # noqa: E402 - likewise
@@ -62,6 +63,7 @@ Hashes: TypeAlias = dict[str, dict[str, str]]
 STORIES = {
     "queue": (*queue_stories.STORIES, queue_stories.stormy, queue_stories.stormy_with_suspends),
     "pages": (*pages_queue_stories.STORIES, *pages_queue_stories.STORMS),
+    "outcomes": (*outcome_stories.STORIES, *outcome_stories.STORMS),
     "places": (*place_stories.STORIES, *place_stories.STORMS),
     "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
     "schedule": (

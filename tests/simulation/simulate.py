@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import page_place_stories  # noqa: E402 - found by the line above
+import outcome_stories  # noqa: E402 - found by the line above
+import page_place_stories  # noqa: E402 - likewise
 import pages_queue_stories  # noqa: E402 - likewise
 import place_stories  # noqa: E402 - likewise
 import postgres_queue_stories  # noqa: E402 - likewise
@@ -104,6 +105,20 @@ def run_pages_places_world(seed: int) -> Report:
     return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
 
 
+def run_outcomes_world(seed: int) -> Report:
+    """Run handlers that write in transactions and return results through a storm."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = outcome_stories.STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
+def run_postgres_outcomes_world(seed: int) -> Report:
+    """Run the same with the messages on a real PostgreSQL server."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = postgres_queue_stories.OUTCOME_STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
 def run_schedule_world(seed: int) -> Report:
     """Run schedulers through a storm and check the jobs."""
     logging.disable(logging.CRITICAL)
@@ -134,6 +149,8 @@ RUNNERS: dict[str, WorldRunner] = {
     "queue-places-postgres": run_postgres_places_world,
     "queue-places-pages": run_pages_places_world,
     "queue-pages": run_pages_queue_world,
+    "queue-outcomes": run_outcomes_world,
+    "queue-outcomes-postgres": run_postgres_outcomes_world,
     "schedule": run_schedule_world,
     "records": run_record_world,
 }

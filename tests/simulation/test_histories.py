@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import job_stories
+import outcome_stories
 import pages_queue_stories
 import place_stories
 import pytest
@@ -56,6 +57,7 @@ SLOW = {
 ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
     *(f"pages.{story.__name__}" for story in pages_queue_stories.STORIES),
+    *(f"outcomes.{story.__name__}" for story in outcome_stories.STORIES),
     *(f"places.{story.__name__}" for story in place_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
     *(f"records.{story.__name__}" for story in record_stories.STORIES),

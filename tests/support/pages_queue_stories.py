@@ -1,8 +1,9 @@
 """The stories of a queue on an object store, in the simulated world.
 
-They are those of `queue_stories`, under the same names, with a store that bills requests, has no
-clock to ask and tells nobody. A few are left out, whose promises only databases make. Others are
-added for what only pages have: messages that move, pages that are dropped, claims that are watched.
+They are those of `queue_stories` and that of results, under the same names, with a store that bills
+requests, has no clock to ask and tells nobody. A few are left out, whose promises only databases
+make. Others are added for what only pages have: messages that move, pages that are dropped, claims
+that are watched.
 
 The wall clocks of machines differ by up to 10 seconds, and jump as far: delays depend on them. A
 machine with a larger error vetoes itself. However fast a machine counts, a time server keeps them
@@ -14,6 +15,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import outcome_stories
 import queue_stories
 from queue_fleet import BEAT, OPEN_STORE, Batch, QueueFleet
 from queue_stories import (
@@ -476,7 +478,7 @@ _ONLY_DATABASES = (
 _own_names = {story.__name__ for story in OWN_STORIES}
 _SHARED = [
     story
-    for story in queue_stories.STORIES
+    for story in (*queue_stories.STORIES, outcome_stories.results)
     if story not in _ONLY_DATABASES and story.__name__ not in _own_names
 ]
 

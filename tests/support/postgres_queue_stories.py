@@ -1,8 +1,8 @@
 """The stories of a queue on a real PostgreSQL server, in the simulated world.
 
-They are those of `queue_stories` and of `place_stories`, under the same names, with the rows of
-`postgres_rows`. A few are left out, whose promises only SQLite makes; two are added, for what only
-PostgreSQL does.
+They are those of `queue_stories`, `place_stories` and `outcome_stories`, under the same names, with
+the rows of `postgres_rows`. A few are left out, whose promises only SQLite makes; two are added,
+for what only PostgreSQL does.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fault_stories
+import outcome_stories
 import place_stories
 import queue_stories
 from postgres_rows import PostgresRows, opened_rows
@@ -21,7 +22,7 @@ from jobsync import OutcomeUnknown
 from jobsync.testing import RowStore, World
 from jobsync.testing.invariants import fail
 
-__all__ = ["PLACE_STORMS", "STORIES", "STORMS"]
+__all__ = ["OUTCOME_STORMS", "PLACE_STORMS", "STORIES", "STORMS"]
 
 _FOUND = 10.0
 """Seconds within which messages are handled that appear where busy workers do not look: they look
@@ -112,7 +113,7 @@ async def in_doubt(world: World) -> None:
 
 def __getattr__(name: str) -> Story:
     """Return a story by its name, so that it can be replayed."""
-    for story in (*STORIES, *STORMS, *PLACE_STORMS):
+    for story in (*STORIES, *STORMS, *PLACE_STORMS, *OUTCOME_STORMS):
         if story.__name__ == name:
             return story
     raise AttributeError(name)
@@ -126,8 +127,9 @@ _ONLY_SQLITE = (
 )
 _SHARED = [story for story in queue_stories.STORIES if story not in _ONLY_SQLITE]
 
-_PLACES = place_stories.STORIES
+_OTHERS = (*place_stories.STORIES, *outcome_stories.STORIES, fault_stories.messages)
 
-STORIES = (*map(on_postgres, (*_SHARED, *_PLACES, fault_stories.messages)), commits_late, in_doubt)
+STORIES = (*map(on_postgres, (*_SHARED, *_OTHERS)), commits_late, in_doubt)
 STORMS = tuple(map(on_postgres, (queue_stories.stormy, queue_stories.stormy_with_suspends)))
 PLACE_STORMS = tuple(map(on_postgres, place_stories.STORMS))
+OUTCOME_STORMS = tuple(map(on_postgres, outcome_stories.STORMS))

@@ -27,7 +27,10 @@ from psycopg.rows import TupleRow
 from jobsync.core.clock import Mono
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Corrupt, OutcomeUnknown
+from jobsync.queue.backend import Receipt
 from jobsync.queue.sql.postgres_places import run_steps_blocking
+from jobsync.queue.sql.postgres_transactions import PostgresTransactions
+from jobsync.queue.transaction import TransactionBackend
 from jobsync.stores.postgres.connection import statement_error
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps, fill_in
@@ -379,6 +382,13 @@ class _PostgresLink(RowLink, PostgresAccess):
         self.channel = rows.channel
         self._rows = rows
         self._cooldown_ends: dict[str, Mono] = {}
+
+    def complete(self, transactions: TransactionBackend, receipt: Receipt) -> bool:
+        """Complete a message in one transaction."""
+        assert isinstance(transactions, PostgresTransactions)
+        return self._rows.commit_steps(
+            lambda: transactions.complete(receipt), receipt.id, self.node
+        )
 
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
         """Run a statement when the request arrives."""

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -36,9 +36,11 @@ from jobsync.testing import (
     RowStore,
     check_answers,
     check_drained,
+    check_effects,
     check_limits,
     check_messages,
     check_places,
+    check_results,
 )
 from jobsync.testing.invariants import Violation, fail, is_defect, require
 from jobsync.testing.loop import block
@@ -227,14 +229,16 @@ class QueueProcess:
                 if context.lost:
                     if task["number"] % 4 == 0:
                         # Half-way, which must not count as its end.
-                        return
+                        return None
                     raise ValueError("nothing counts any more")
             block(max(0.0, left) / rate)
             if task["kind"] == "fail" and context.epoch <= task["times"]:
                 raise ValueError("as its kind demands")
+            result = self._build_result(task, context) if "answer" in task["kind"] else None
         finally:
             self.handling.pop(key, None)
         fleet.record_end(self, context)
+        return result
 
     async def _act(self, task: Any, context: Context) -> Any:
         clock, seconds, times = self.node.clock, task["seconds"], task["times"]
@@ -257,6 +261,8 @@ class QueueProcess:
                     await context.extend(seconds)
             case "ack" | "nack" | "extend":
                 await self._act_on_claim(task, context)
+            case "transact" | "answer" | "answer by ack":
+                return await self._leave_something(task, context)
             case _:
                 await clock.sleep(seconds)
         return None
@@ -303,6 +309,32 @@ class QueueProcess:
                     raise ValueError("as its kind demands")
                 await clock.sleep(5 * seconds)
         await clock.sleep(seconds)
+
+    async def _leave_something(self, task: Any, context: Context) -> Any:
+        """Write something in the transaction that completes the message, or return something."""
+        is_writing = task["kind"] == "transact"
+        async with context.transaction() if is_writing else nullcontext():
+            await self.node.clock.sleep(task["seconds"])
+            if context.attempt <= task["times"]:
+                raise ValueError("as its kind demands")
+            if is_writing:
+                self.fleet.record_end(self, context)
+                # From here on the database decides, and the handler only waits for it.
+                self.handling.pop((context.id, context.epoch), None)
+                return None
+        result = self._build_result(task, context)
+        if task["kind"] == "answer by ack":
+            self.fleet.record_end(self, context)
+            await context.ack(result)
+            return "what comes after"
+        return result
+
+    def _build_result(self, task: Any, context: Context | BlockingContext) -> Any:
+        """Return what a handler returns, and record that it does."""
+        result = {"number": task["number"], "epoch": context.epoch}
+        details = {"id": context.id, "epoch": context.epoch, "value": result}
+        self.fleet.world.note(self.node.name, "returned", **details)
+        return result
 
     def is_unaware(self, name: str, deliveries: int) -> bool:
         """Whether a handler runs and cannot know that its claim has ended."""
@@ -502,6 +534,7 @@ class QueueFleet:
         self._handlers: dict[tuple[str, int], QueueProcess] = {}
         """The process whose handler got each delivery."""
         world.expect(check_messages, check_answers, check_places, check_limits)
+        world.expect(check_effects, check_results)
         world.watch(self._watch)
 
     def find_orphan_bound(self, after_death: float) -> float:
@@ -614,6 +647,13 @@ class QueueFleet:
             Violation("Q1", f"{name}: completed, and no handler ended")
             for name, row in self._rows.items()
             if row["state"] == "completed" and not self.finished[name]
+        ]
+        effects = {done.details["id"] for done in self.world.history if done.what == "effect"}
+        self.world.violations += [
+            Violation("Q29", f"{name}: completed, and its handler's writes are not there")
+            for name, row in self._rows.items()
+            if row["state"] == "completed" and self._read[name]["kind"] == "transact"
+            if name not in effects and not self.uses_threads
         ]
 
     def count_states(self) -> dict[str, int]:

@@ -25,21 +25,24 @@ Runner: TypeAlias = Callable[[str, str, int, Start], Awaitable[Any]]
 
 
 def race(
-    runner: Runner, rounds: Sequence[tuple[str, str]], progress: Callable[[str], None]
+    runner: Runner,
+    rounds: Sequence[tuple[str, str]],
+    progress: Callable[[str], None],
+    count: int = PROCESSES,
 ) -> Iterator[list[Any]]:
-    """Run a round for each URL and key, and yield the results of the processes.
+    """Run a round for each URL and key in so many processes, and yield their results.
 
     Raises:
         AssertionError: a process raised; has its traceback.
     """
     spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(PROCESSES)
+    barrier = spawn.Barrier(count)
     results: Any = spawn.Queue()
     processes = [
         spawn.Process(
             target=_run, args=(runner, list(rounds), number, barrier, results), daemon=True
         )
-        for number in range(PROCESSES)
+        for number in range(count)
     ]
     for process in processes:
         process.start()
@@ -47,7 +50,7 @@ def race(
         # A process may send its next result before a slow one has sent that of this round.
         received: dict[int, list[Any]] = {i: [] for i in range(len(rounds))}
         for i in range(len(rounds)):
-            while len(received[i]) < PROCESSES:
+            while len(received[i]) < count:
                 index, error, result = results.get(timeout=TIMEOUT)
                 assert not error, error
                 received[index].append(result)

@@ -29,6 +29,7 @@ from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Invalid, MessageClaimLost, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Message, QueueBackend, Receipt
 from jobsync.queue.in_flight import Delivery, InFlight, WorkerListener
+from jobsync.stores.sql import SqlAccess
 from jobsync.user_code import end_forked_child
 
 __all__ = [
@@ -117,7 +118,10 @@ class OpenTransaction(ABC):
         self._is_ending = False
         self._lock = threading.Lock()
         self._limits = _limits.setdefault(os.getpid(), _TimeLimits())
-        self._limits.add(self, limit)
+
+    def start_timer(self) -> None:
+        """Start its time limit."""
+        self._limits.add(self, self.limit)
 
     def stop_timer(self) -> None:
         """End its time limit: from now on only its owner ends it."""
@@ -163,10 +167,12 @@ class TransactionBackend(ABC):
     """Opens transactions on the database of a queue.
 
     Attributes:
+        access: the connection to the database.
         default_limit: seconds that a transaction may take by default.
         longest: the most seconds.
     """
 
+    access: SqlAccess
     default_limit: float
     longest: float
 
@@ -284,6 +290,7 @@ class TransactionBlock:
             delivery.transaction = None
             raise
         self._open = opened
+        opened.start_timer()
         if not self._is_blocking:
             self._timeout = asyncio.timeout(self._limit)
             await self._timeout.__aenter__()

@@ -92,6 +92,11 @@ class SqliteAccess(SqlAccess):
     clock: Clock
     path: Path | None = None
 
+    @property
+    def has_user_transactions(self) -> bool:
+        """Whether users can write on connections of their own."""
+        return self.path is not None
+
     @abstractmethod
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
         """Run a query and return its rows."""

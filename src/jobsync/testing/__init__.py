@@ -27,6 +27,7 @@ from jobsync.testing.message_invariants import check_messages
 from jobsync.testing.message_liveness import check_drained, check_orphans, check_redelivered
 from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
+from jobsync.testing.outcome_invariants import check_effects, check_results
 from jobsync.testing.place_invariants import check_places
 from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
@@ -80,6 +81,7 @@ __all__ = [
     "check_commits",
     "check_decided",
     "check_drained",
+    "check_effects",
     "check_firing",
     "check_limits",
     "check_messages",
@@ -89,6 +91,7 @@ __all__ = [
     "check_redelivered",
     "check_repeats",
     "check_replies",
+    "check_results",
     "check_resumption",
     "check_roles",
     "check_story",

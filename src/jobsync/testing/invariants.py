@@ -113,6 +113,8 @@ INVARIANTS: Mapping[str, str] = {
     "Q26": "A claim on a database, and a worker alone, take messages in the order of the queue.",
     "Q27": "A key is held by one message: while it is pending, or for its time.",
     "Q28": "No claim exceeds the limits of its queue: at a time, of a group, or in a time.",
+    "Q29": "What a handler writes in its transaction is committed once, with the completion.",
+    "Q30": "A result is what the handler has returned that has completed the message.",
     # Pages of queues on object stores.
     "P1": "A page that was dropped never comes back.",
     "P2": "A message is in one page, or in one that moves it and in the target.",

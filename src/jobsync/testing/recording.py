@@ -30,7 +30,8 @@ from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.testing.nodes import Node
-from jobsync.testing.rows import CURRENT_CALL, BackendCall, digest
+from jobsync.testing.rows import CURRENT_CALL, BackendCall, RowLink, digest
+from jobsync.testing.transactions import SimulatedTransactions
 from jobsync.testing.world import Occurrence
 
 __all__ = ["RecordingBackend", "RecordingStore"]
@@ -111,6 +112,20 @@ class RecordingBackend(QueueBackend):
         self._node = node
         self._world = node.world
         self._rules = _describe_rules(inner)
+        transactions = inner.transactions
+        if transactions is not None and isinstance(transactions.access, RowLink):
+            self.transactions = SimulatedTransactions(
+                transactions, transactions.access, self._complete
+            )
+
+    async def _complete(self, receipt: Receipt, work: Callable[[], Awaitable[bool]]) -> bool:
+        """Complete a message in the transaction of its handler."""
+        return await self._call(
+            "settle",
+            work,
+            lambda is_completed: [is_completed],
+            receipts=[[*_describe(receipt), "complete", 0.0]],
+        )
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in order."""

@@ -21,7 +21,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.backend import Receipt
 from jobsync.queue.sql.claims import OUTCOMES
+from jobsync.queue.transaction import TransactionBackend
 from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.world import World
@@ -131,6 +133,10 @@ class SharedRows(SqlAccess):
         """Wait; return early if the topic is woken."""
         await self.notifier.wait(topic, timeout)
 
+    def record_effect(self, node: str, receipt: Receipt) -> None:
+        """Record what a handler has written, in the commit that has just completed its message."""
+        self._world.note(node, "effect", id=receipt.id, epoch=receipt.deliveries)
+
     def _read_time(self) -> Mapping[str, float]:
         """Return the time of a commit: by the wall clock, and since which boot."""
         clock = self.clock
@@ -176,6 +182,10 @@ class SharedRows(SqlAccess):
             return False
         receipts = self._world.history[call.position].details["receipts"]
         return [name, claim] in [receipt[:2] for receipt in receipts]
+
+
+async def _do_nothing() -> None:
+    """Execute a request that changes nothing."""
 
 
 def _describe(found: list[_TableRow]) -> dict[str, Any]:
@@ -238,6 +248,38 @@ class RowLink(SqlAccess):
             return await self._link.around("transact", 0, execute)
         except OutcomeUnknown as unknown:
             raise OutcomeUnknown(place, unknown.detail) from None
+
+    async def begin(self) -> None:
+        """Reach the database, as the first statement of a handler's transaction does.
+
+        Raises:
+            Unavailable: no reply arrived.
+        """
+        try:
+            await self._link.around("begin", 0, _do_nothing)
+        except OutcomeUnknown as unknown:
+            raise Unavailable(self._link.name, unknown.detail) from None
+
+    async def complete_and_commit(self, transactions: TransactionBackend, receipt: Receipt) -> bool:
+        """Complete a message and commit what its handler has written, when the request arrives.
+
+        Returns False if the claim has ended: nothing is committed.
+
+        Raises:
+            OutcomeUnknown: no reply arrived.
+        """
+
+        def commit() -> bool:
+            is_completed = self.complete(transactions, receipt)
+            if is_completed:
+                self._shared.record_effect(self.node, receipt)
+            return is_completed
+
+        return await self.transact(commit, receipt.id)
+
+    @abstractmethod
+    def complete(self, transactions: TransactionBackend, receipt: Receipt) -> bool:
+        """Complete a message in one transaction; False if its claim has ended."""
 
     def wake(self, topic: str) -> None:
         """Wake the callers that wait for a topic, if the notification passes."""

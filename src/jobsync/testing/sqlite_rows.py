@@ -6,12 +6,15 @@ The messages of a claim are in one row, so a change of that row is recorded for 
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from jobsync.core.clock import Clock
 from jobsync.errors import Misconfigured
+from jobsync.queue.backend import Receipt
+from jobsync.queue.sql.sqlite_transactions import SqliteTransactions
+from jobsync.queue.transaction import TransactionBackend
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.sql import Parameters, SqliteAccess
@@ -257,6 +260,16 @@ class _SqliteLink(RowLink, SqliteAccess):
     def __init__(self, link: "Link", rows: SqliteRows, node: str) -> None:
         super().__init__(link, rows, node)
         self._rows = rows
+
+    @property
+    def has_user_transactions(self) -> bool:
+        """Whether users can write on connections of their own: `transactions` simulates them."""
+        return True
+
+    def complete(self, transactions: TransactionBackend, receipt: Receipt) -> bool:
+        """Complete a message in one transaction."""
+        complete = cast("SqliteTransactions", transactions).complete
+        return self._rows.commit(lambda each: complete(each, receipt), self.node)
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
         """Run a query."""

@@ -824,8 +824,12 @@ async def test_a_transaction_wakes_those_who_wait_for_its_end(
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as listener:
             await listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(access.channel)))
             is_over.set()
-            heard = [each.payload async for each in listener.notifies(timeout=10, stop_after=1)]
-        assert heard == ["queue/default/tasks"]
+            async for note in listener.notifies(timeout=10):
+                # Stores that open notify as well.
+                if note.payload == "queue/default/tasks":
+                    break
+            else:
+                pytest.fail("nobody was woken")
 
 
 @pytest.mark.parametrize("is_async", [True, False])

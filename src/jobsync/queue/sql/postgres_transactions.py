@@ -156,6 +156,7 @@ class PostgresTransactions(TransactionBackend):
         limits: of the queue.
     """
 
+    access: PostgresAccess
     default_limit = _DEFAULT_LIMIT
     longest = _LONGEST
 
@@ -169,7 +170,7 @@ class PostgresTransactions(TransactionBackend):
         grouped: Collection[str],
         limits: QueueLimits,
     ) -> None:
-        self._access = access
+        self.access = access
         self._places = places
         self._sql = sql
         self._topic = topic
@@ -191,7 +192,7 @@ class PostgresTransactions(TransactionBackend):
             raise Unavailable(self._topic, f"no transaction could begin: {error}") from error
 
     async def _begin(self, limit: float) -> OpenTransaction:
-        connection = await self._access.open_user_connection()
+        connection = await self.access.open_user_connection()
         try:
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             block = connection.transaction()
@@ -204,7 +205,7 @@ class PostgresTransactions(TransactionBackend):
 
     async def _begin_blocking(self, limit: float) -> OpenTransaction:
         def begin() -> tuple[Any, Any, str]:
-            connection = self._access.open_blocking_connection()
+            connection = self.access.open_blocking_connection()
             try:
                 connection.isolation_level = IsolationLevel.READ_COMMITTED
                 block = connection.transaction()
@@ -230,31 +231,32 @@ class PostgresTransactions(TransactionBackend):
         del result
         if not isinstance(connection, AsyncConnection | Connection):
             raise build_connection_error(connection, "is not a psycopg connection", _FIX)
-        is_completed = await self._complete(connection, receipt)
+        is_completed = await _run_steps(connection, self.complete(receipt))
         is_awaited = self._limits.max_concurrency is not None or receipt.claim in self._grouped
         if is_completed and is_awaited:
             # Others may wait for its end: they hear of it when it is committed.
-            notification = {"channel": self._access.channel, "topic": self._topic}
+            notification = {"channel": self.access.channel, "topic": self._topic}
             await _execute(connection, self._sql["notify_topic"], notification)
         return is_completed
 
-    async def _complete(self, connection: Any, receipt: Receipt) -> bool:
+    def complete(self, receipt: Receipt) -> Steps[bool]:
+        """Complete a message; False if its claim has ended."""
         claim = receipt.claim
         if self._unsettled.remove(claim) == {receipt.id}:
-            whole = {"claim": claim, "count": 1}
-            if await _execute(connection, self._sql["complete_claim"], whole):
+            is_whole = yield self._sql["complete_claim"], {"claim": claim, "count": 1}
+            if is_whole:
                 return True
-        place = {"claim": claim, "id": receipt.id}
+        outcome = yield self._sql["find_outcome"], {"claim": claim, "id": receipt.id}
         # One that was completed before is not this transaction's.
-        if await _execute(connection, self._sql["find_outcome"], place) != [("o",)]:
+        if outcome != [("o",)]:
             return False
         columns = build_columns([Settlement(receipt=receipt, move="complete")])
-        return receipt.id in await _run_steps(connection, self._places.settle(columns))
+        return receipt.id in (yield from self._places.settle(columns))
 
     async def read_outcome(self, receipt: Receipt) -> ClaimOutcome:
         """Read what became of a message, under the lock of its claim's row."""
         parameters = {"claim": receipt.claim, "id": receipt.id}
-        rows = await self._access.run(self._sql["find_outcome"], parameters, self._topic)
+        rows = await self.access.run(self._sql["find_outcome"], parameters, self._topic)
         outcome = rows[0][0] if rows else None
         return "open" if outcome == "o" else "completed" if outcome in {"c", "f"} else "ended"
 

@@ -165,6 +165,7 @@ class SqliteTransactions(TransactionBackend):
         most_heads: how many messages of a group may be in work at a time.
     """
 
+    access: SqliteAccess
     default_limit = longest = _LONGEST
 
     def __init__(
@@ -175,7 +176,7 @@ class SqliteTransactions(TransactionBackend):
         read_time: Callable[[], dict[str, float]],
         most_heads: int,
     ) -> None:
-        self._access = access
+        self.access = access
         self._most_heads = most_heads
         self._topic = topic
         self._unsettled = unsettled
@@ -208,16 +209,16 @@ class SqliteTransactions(TransactionBackend):
         del result
         if not isinstance(connection, sqlite3.Connection):
             raise build_connection_error(connection, "is not a sqlite3 connection", SQLITE_FIX)
-        return await self._threads.run(self._complete, connection, receipt)
+        return await self._threads.run(self.complete, connection, receipt)
 
     async def read_outcome(self, receipt: Receipt) -> ClaimOutcome:
         """Read what became of a message while nobody else writes."""
-        outcome = await self._access.write(lambda each: _find_outcome(each, receipt), self._topic)
+        outcome = await self.access.write(lambda each: _find_outcome(each, receipt), self._topic)
         return "open" if outcome == "o" else "completed" if outcome in {"c", "f"} else "ended"
 
     def _open(self) -> _Connection:
         # Not created if somebody has removed it.
-        uri = f"file:{quote(str(self._access.path))}?mode=rw"
+        uri = f"file:{quote(str(self.access.path))}?mode=rw"
         try:
             connection = sqlite3.connect(
                 uri,
@@ -239,19 +240,20 @@ class SqliteTransactions(TransactionBackend):
         return connection
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        give_up = self._access.clock.mono() + _BUSY_TIMEOUT
+        give_up = self.access.clock.mono() + _BUSY_TIMEOUT
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-                is_over = self._access.clock.mono() >= give_up or self._exiting.is_set()
+                is_over = self.access.clock.mono() >= give_up or self._exiting.is_set()
                 if is_over or not is_busy:
                     raise
             else:
                 return
 
-    def _complete(self, connection: sqlite3.Connection, receipt: Receipt) -> bool:
+    def complete(self, connection: sqlite3.Connection, receipt: Receipt) -> bool:
+        """Complete a message; False if its claim has ended."""
         # The handler may have set its own.
         connection.row_factory, connection.text_factory = None, str
         time, claim = self._read_time(), receipt.claim
@@ -272,7 +274,7 @@ def open_transactions(
     most_heads: int,
 ) -> TransactionBackend | None:
     """Return what opens transactions in a file; None if there is none. See the class."""
-    if access.path is None:
+    if not access.has_user_transactions:
         return None
     return SqliteTransactions(access, topic, unsettled, read_time, most_heads)
 
