@@ -23,7 +23,8 @@ from jobsync.queue.backend import Receipt, Settlement
 from jobsync.queue.context import Context
 from jobsync.queue.sql import sqlite_claims
 from jobsync.queue.sql.sqlite_transactions import SqliteTransactions
-from jobsync.queue.transaction import ClaimOutcome, TransactionBlock
+from jobsync.queue.transaction import TransactionBlock
+from jobsync.queue.transaction_backend import ClaimOutcome
 from jobsync.testing import Occurrence, check_effects, check_results, check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]

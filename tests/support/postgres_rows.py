@@ -30,7 +30,7 @@ from jobsync.errors import Corrupt, OutcomeUnknown
 from jobsync.queue.backend import Receipt
 from jobsync.queue.sql.postgres_places import run_steps_blocking
 from jobsync.queue.sql.postgres_transactions import PostgresTransactions
-from jobsync.queue.transaction import TransactionBackend
+from jobsync.queue.transaction_backend import TransactionBackend
 from jobsync.stores.postgres.connection import statement_error
 from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps, fill_in

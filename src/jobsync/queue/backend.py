@@ -47,7 +47,7 @@ from jobsync.queue.single_message import MessageOperations, StoredResult
 
 if TYPE_CHECKING:
     from jobsync.queue.fleet import QueueFleet
-    from jobsync.queue.transaction import TransactionBackend
+    from jobsync.queue.transaction_backend import TransactionBackend
 
 __all__ = [
     "DEFAULT_NAMESPACE",

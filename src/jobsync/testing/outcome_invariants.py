@@ -1,4 +1,7 @@
-"""What handlers have written in transactions, and what they have returned."""
+"""What handlers have written in transactions, and what they have returned.
+
+On its own because the other invariants of messages follow their rows alone.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt
 from jobsync.queue.sql.claims import OUTCOMES
-from jobsync.queue.transaction import TransactionBackend
+from jobsync.queue.transaction_backend import TransactionBackend
 from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.world import World

@@ -14,7 +14,7 @@ from jobsync.core.clock import Clock
 from jobsync.errors import Misconfigured
 from jobsync.queue.backend import Receipt
 from jobsync.queue.sql.sqlite_transactions import SqliteTransactions
-from jobsync.queue.transaction import TransactionBackend
+from jobsync.queue.transaction_backend import TransactionBackend
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.sql import Parameters, SqliteAccess

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from jobsync.core.codec import Json
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import Receipt
-from jobsync.queue.transaction import ClaimOutcome, OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
 from jobsync.testing.rows import RowLink
 
 __all__ = ["SimulatedTransactions"]

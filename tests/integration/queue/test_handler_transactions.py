@@ -32,7 +32,7 @@ from jobsync import (
 )
 from jobsync.queue.context import BlockingContext
 from jobsync.queue.sql import postgres_transactions, sqlite_transactions
-from jobsync.queue.transaction import OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import OpenTransaction, TransactionBackend
 
 Handler = Callable[..., Any]
 SQL = ("sqlite", "postgres")

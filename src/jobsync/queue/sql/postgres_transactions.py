@@ -25,7 +25,7 @@ from jobsync.queue.limits import QueueLimits
 from jobsync.queue.sql.claims import UnsettledClaims
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.postgres_places import PostgresPlaces, build_columns
-from jobsync.queue.transaction import ClaimOutcome, OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps
 from jobsync.user_code import UserThreads
 

@@ -21,7 +21,7 @@ from jobsync.queue.sql.claims import UnsettledClaims
 from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error
 from jobsync.queue.sql.sqlite_claims import complete_claim, settle_claim
 from jobsync.queue.sql.sqlite_places import SQL
-from jobsync.queue.transaction import ClaimOutcome, OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
 from jobsync.stores.sql import SqliteAccess
 from jobsync.stores.threads import ThreadPool
 
