@@ -273,15 +273,18 @@ class PageClaimer:
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Return all results; raise the first error after all have ended."""
+    """Return all results; raise an error after all have ended.
+
+    Errors that are not the library's come first, then those that leave open what was done.
+    """
     results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, JobsyncError):
-            raise result
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    if errors := [result for result in results if isinstance(result, BaseException)]:
+        raise min(errors, key=_rank)
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _rank(error: BaseException) -> int:
+    return 2 - isinstance(error, OutcomeUnknown) if isinstance(error, JobsyncError) else 0
 
 
 def _build_message(message: PageMessage, claim: str, place: str) -> Message:
