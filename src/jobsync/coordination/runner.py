@@ -226,7 +226,12 @@ def _check_alive(member: "asyncio.Future[None]") -> None:
 async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]") -> T:
     """Wait for work, but no longer than the member is alive."""
     both: list[asyncio.Future[Any]] = [member, work]
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not work.done():
+            # Whoever waited for it is cancelled or gone: nobody else asks for its error.
+            work.add_done_callback(_retrieve_error)
     if not work.done():
         work.cancel()
         _check_alive(member)
@@ -235,6 +240,11 @@ async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]"
         await asyncio.wait([member], timeout=_ERROR_TIMEOUT)
         _check_alive(member)
     return await work
+
+
+def _retrieve_error(work: "asyncio.Future[Any]") -> None:
+    if not work.cancelled():
+        work.exception()
 
 
 class _Step:

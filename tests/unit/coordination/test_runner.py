@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from jobsync.coordination.runner import OwnThread, listening
+from jobsync.coordination.runner import OwnThread, SameLoop, listening
 from jobsync.errors import Unavailable
 
 
@@ -149,3 +149,30 @@ async def test_a_call_just_after_the_thread_s_loop_has_ended_says_so(
     with pytest.raises(Unavailable, match=r"the session.*it has ended"):
         await call
     gc.collect()
+
+
+async def test_a_call_that_is_cancelled_and_then_fails_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Found: "exception was never retrieved" was logged, although its caller had given it up."""
+    host, may_fail = SameLoop(), asyncio.Event()
+
+    async def live() -> None:
+        await asyncio.Event().wait()
+
+    async def fail() -> None:
+        await may_fail.wait()
+        raise Unavailable("store", "no reply arrived")
+
+    host.start(live)
+    call = asyncio.create_task(host.call(fail))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    may_fail.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    host.cancel()
+    del call
+    gc.collect()
+    assert caplog.messages == []
