@@ -1,4 +1,4 @@
-# make demo    the examples, on this machine alone
+# make demo    a fleet on this machine loses its leader, and nothing else
 # make test    all tests, at a scale that takes at most 15 minutes on two cores
 # make lint    style, types, layers
 # make help    the rest
@@ -47,11 +47,8 @@ format: setup ## rewrite the code in the project's format
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-demo: setup ## no update is lost, and neither a message nor a run when the leader is killed
-	@$(PY) examples/increment.py
-	@$(PY) examples/drain.py
-	@$(PY) examples/schedule.py
-	@$(PY) examples/expire.py
+demo: setup ## a fleet of processes on this machine, whose leader is killed; ARGS="--url URL --workers 4 --seconds 30 --keep"
+	@$(PY) -m jobsync demo $(ARGS)
 
 prove-stores: setup ## races, lost replies, first connects and exits at full scale; appends to proof/runs.jsonl
 	$(PY) -m pytest tests/processes $(STORES) $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)

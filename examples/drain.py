@@ -1,6 +1,6 @@
 """Three processes drain a queue in one SQLite file; the leader is killed. Nothing is lost.
 
-Run it with `make demo`, or `python examples/drain.py`.
+Run it with `python examples/drain.py`.
 """
 
 import asyncio

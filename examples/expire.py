@@ -1,6 +1,6 @@
 """Sessions that expire move to an archive; one that is renewed in time stays.
 
-Run it with `make demo`, or `python examples/expire.py`.
+Run it with `python examples/expire.py`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Two processes, one SQLite file, one record that both increment. No update is lost.
 
-Run it with `make demo`, or `python examples/increment.py`.
+Run it with `python examples/increment.py`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Three processes have the same jobs; the leader is killed. No second is fired twice, none is lost.
 
-Run it with `make demo`, or `python examples/schedule.py`.
+Run it with `python examples/schedule.py`.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "cluster": ("cluster", "Show the live workers and which of them leads each role."),
+    "demo": ("demo", "Run a fleet of processes, kill its leader, and count what was lost."),
     "doctor": ("doctor", "Check that a store provides everything that jobsync needs."),
     "enqueue": ("queues", "Push messages to a queue."),
     "health": ("health", "Check a `jobsync work` process on this machine."),
