@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import shutil
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from jobsync.cli.options import FAILED, option
+from jobsync.cli.options import FAILED, json_option, option
 
 if TYPE_CHECKING:
     from jobsync.components import Components
@@ -51,24 +51,30 @@ def _open_screen(components: Components) -> DemoScreen:
     help="How long messages are enqueued.",
 )
 @option("--keep", is_flag=True, envvar="JOBSYNC_DEMO_KEEP", help="Keep the file and the logs.")
-def demo(url: str | None, workers: int, seconds: float, *, keep: bool) -> None:
+@json_option
+def demo(url: str | None, workers: int, seconds: float, *, keep: bool, as_json: bool) -> None:
     """Run a fleet of real processes, kill its leader, and count what was lost.
 
     Exits with 1 if anything was lost or done twice.
     """
+    import asyncio
+
     from jobsync.components import Components
     from jobsync.core.urls import parse_url
-    from jobsync.demo.show import DemoFailed, DemoShow
+    from jobsync.demo.show import DemoFailed, DemoScreen, DemoShow
 
     components = Components.system()
     folder = Path(tempfile.mkdtemp(prefix="jobsync-demo-"))
     url = url or f"sqlite:///{folder / 'demo.db'}"
-    screen = _open_screen(components)
+    screen = DemoScreen() if as_json else _open_screen(components)
     screen.start(str(parse_url(url)), workers, seconds)
     try:
         show = DemoShow(url, workers, seconds, screen, folder, components)
         verdict = asyncio.run(show.run())
         screen.finish(verdict)
+        if as_json:
+            facts = {**msgspec.structs.asdict(verdict), "is_good": verdict.is_good}
+            click.echo(msgspec.json.encode(facts).decode())
         if not verdict.is_good:
             sys.exit(FAILED)
     except DemoFailed as failure:
