@@ -53,7 +53,8 @@ T = TypeVar("T")
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
     {
-        *("AFTER", "APP", "COMMAND", "CONCURRENCY", "COUNT", "DATE", "DELAY", "GRACE", "GROUP"),
+        *("AFTER", "APP", "COMMAND", "CONCURRENCY", "COUNT", "DATE", "DELAY"),
+        *("DEMO_KEEP", "DEMO_SECONDS", "DEMO_URL", "DEMO_WORKERS", "GRACE", "GROUP"),
         *("HEARTBEAT_FILE", "PROCESSES", "QUEUES"),
         *("HTTP", "JOB", "JSON", "KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE"),
         *("NAMESPACE", "NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "QUEUE", "REASON", "SINCE"),
