@@ -50,6 +50,7 @@ import queue_stories  # noqa: E402 - likewise
 import record_stories  # noqa: E402 - likewise
 import scenarios  # noqa: E402 - likewise
 import schedule_stories  # noqa: E402 - likewise
+import task_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import Occurrence, World  # noqa: E402
@@ -64,6 +65,7 @@ STORIES = {
     "queue": (*queue_stories.STORIES, queue_stories.stormy, queue_stories.stormy_with_suspends),
     "pages": (*pages_queue_stories.STORIES, *pages_queue_stories.STORMS),
     "outcomes": (*outcome_stories.STORIES, *outcome_stories.STORMS),
+    "tasks": task_stories.STORIES,
     "places": (*place_stories.STORIES, *place_stories.STORMS),
     "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
     "schedule": (

@@ -15,6 +15,7 @@ import pytest
 import queue_stories
 import record_stories
 import schedule_stories
+import task_stories
 from histories import (
     HOW_TO_RECORD,
     describe_differences,
@@ -58,6 +59,7 @@ ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
     *(f"pages.{story.__name__}" for story in pages_queue_stories.STORIES),
     *(f"outcomes.{story.__name__}" for story in outcome_stories.STORIES),
+    *(f"tasks.{story.__name__}" for story in task_stories.STORIES),
     *(f"places.{story.__name__}" for story in place_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
     *(f"records.{story.__name__}" for story in record_stories.STORIES),

@@ -113,7 +113,11 @@ class QueueProcess:
                 database.events.on(MessageCompleted.name, self._listen)
                 await database.use_plugin(_StubbornPlugin(self), alias="stubborn")
             for resource in fleet.resources:
-                queue = RecordingQueue(resource=resource, on_message=handler, **self._options)
+                tasks = fleet.tasks.get(self.node.name, ())
+                plain = None if tasks else handler
+                queue = RecordingQueue(resource=resource, on_message=plain, **self._options)
+                for name in tasks:
+                    queue.task(name=name)(self._run_task)
                 if self._is_idle:
                     queue.pause()
                 await database.use_plugin(queue)
@@ -215,6 +219,13 @@ class QueueProcess:
             self.handling.pop(key, None)
         fleet.record_end(self, context)
         return result
+
+    async def _run_task(
+        self, context: Context, kind: str, seconds: float, times: int, number: int
+    ) -> Any:
+        """Handle a message of a task as its kind demands."""
+        message = {"kind": kind, "seconds": seconds, "times": times, "number": number}
+        return await self.handle(message, context)
 
     def handle_on_a_thread(self, task: Any, context: BlockingContext) -> Any:
         """Handle a message in a plain function, as its kind demands."""
@@ -493,6 +504,8 @@ class QueueFleet:
         resources: Sequence[str] = (LETTERS,),
         **options: Any,
     ) -> None:
+        self.tasks: dict[str, Sequence[str]] = {}
+        """The tasks that processes know, by their names; others handle messages without a task."""
         self.uses_threads = uses_threads
         self.has_stubborn_hooks = has_stubborn_hooks
         self.resources = resources

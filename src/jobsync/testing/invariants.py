@@ -115,6 +115,7 @@ INVARIANTS: Mapping[str, str] = {
     "Q28": "No claim exceeds the limits of its queue: at a time, of a group, or in a time.",
     "Q29": "What a handler writes in its transaction is committed once, with the completion.",
     "Q30": "A result is what the handler has returned that has completed the message.",
+    "Q31": "A worker claims only messages of the tasks that it knows.",
     # Pages of queues on object stores.
     "P1": "A page that was dropped never comes back.",
     "P2": "A message is in one page, or in one that moves it and in the target.",

@@ -167,6 +167,8 @@ def _check_claim(step: MessageTransition, before: RowDetails) -> Iterator[Messag
         yield "Q5" if step.is_by("extend") else "Q10", "claimed by another call"
     elif request is not None and request["suspects"] != bool(before["suspect"]):
         yield "Q11", "suspects and others are not claimed together"
+    elif request is not None and step.place.get("task", "") not in request.get("tasks", [""]):
+        yield "Q31", f"claimed for {request.get('tasks')}, and it is of {step.place.get('task')!r}"
 
 
 def _check_wait(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:

@@ -173,6 +173,7 @@ class RecordingBackend(QueueBackend):
             session=session,
             visibility=visibility,
             suspects=suspects,
+            **({} if tasks is None else {"tasks": sorted(tasks)}),
             **self._rules,
         )
 
@@ -339,7 +340,7 @@ def _describe_message(message: NewMessage) -> list[Any]:
     payload = digest(encode(message.value, "message").decode())
     place = {
         name: value
-        for name in ("priority", "group", "key", "key_ttl", "replace")
+        for name in ("priority", "group", "key", "key_ttl", "replace", "task")
         if (value := getattr(message, name))
     }
     described = [message.id, payload, message.delay, message.max_attempts]
