@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from queue_fleet import Batch, QueueFleet
 from queue_stories import MINUTE, Story
@@ -24,7 +25,7 @@ def push(fleet: QueueFleet, tasks: Sequence[str]) -> Iterator[Batch]:
     for number in range(_MESSAGES):
         task = tasks[number % len(tasks)]
         message = fleet.build_message("quick", dice.uniform(0, 3))
-        options = {"task": task} if task else {}
+        options: dict[str, Any] = {"task": task} if task else {}
         yield Batch([message], dice.uniform(0, 3), max_attempts=9, **options)
 
 
