@@ -495,6 +495,51 @@ async def test_a_redrive_survives_a_crash_at_every_write(
     assert sorted(ids(await claim(backend))) == ["id-1", "id-2"]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_message_that_moves_while_it_is_looked_for_is_found(
+    location: PagesQueues, *, is_dead: bool, is_cancelled: bool
+) -> None:
+    """Its source was listed and its target was not: whoever waits for a result must not give up."""
+    counting, backend = await open_counting(location)
+    _, other = await open_counting(location)
+    await other.push(new_messages(1, delay=1_000))
+    if is_dead:
+        await other.run_now("id-1")
+        await settle_all(other, await claim(other), "bury")
+    heads, moves = counting.heads, [other.redrive if is_dead else lambda: other.run_now("id-1")]
+
+    async def move_after(prefix: str, **options: Any) -> list[Head]:
+        found = await heads(prefix, **options)
+        if moves and prefix == (DEAD if is_dead or not is_cancelled else LANE):
+            await moves.pop()()
+        return found
+
+    counting.heads = move_after  # type: ignore[method-assign]
+    if is_cancelled:
+        assert await backend.cancel("id-1") is not None
+        assert await other.count() == {"cancelled": 1}
+    else:
+        info = await backend.get("id-1")
+        assert info is not None
+        assert info.state == "waiting"
+    assert not moves
+
+
+async def test_foreign_objects_among_the_pages_hide_no_message(location: PagesQueues) -> None:
+    """However many: the listing goes on after them."""
+    store = await location.location.open()
+    backend = await location.open("mails")
+    (name,) = location.components().ids.records(1)
+    await backend.push([NewMessage(id=name, value=1, max_attempts=4)])
+    (page,) = await read_pages(location)
+    for number in range(2_000):
+        await store.create(f"{page.key}-{number:04}", {})
+    info = await backend.get(name)
+    assert info is not None
+    assert ids(await claim(backend)) == [name]
+
+
 async def test_a_redrive_that_fails_halfway_says_so(
     location: PagesQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
