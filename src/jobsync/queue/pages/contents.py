@@ -94,6 +94,7 @@ async def find_infos(
         found = [info for info in infos if info.id in ids]
         if len(found) == len(set(ids)):
             return found
+    found = []
     for _ in range(_MAX_LOOKS):
         left: set[str] = set()
         infos = await read_infos(pages, queue, now, left=left)
