@@ -24,6 +24,7 @@ from jobsync.queue.pages.page import (
     read_page,
     read_priority,
 )
+from jobsync.queue.pages.results import limit_results
 
 NONCE = "abc-_0123456"
 
@@ -176,3 +177,12 @@ def test_a_full_page_is_stored_without_what_is_only_for_people(
     assert [msgspec.structs.replace(each, **bare) for each in stored.messages] == [
         msgspec.structs.replace(each, **bare) for each in full.messages
     ]
+
+
+def test_of_results_that_do_not_fit_the_last_are_dropped() -> None:
+    """As many as needed: the others are kept."""
+    text = "x" * (MAX_PUSH_BYTES // 2 - 10)
+    done = [PageMessage(id=name, state="completed", result=text) for name in "abc"]
+    kept = limit_results(page(*done), "abc")
+    assert [each.result for each in kept.messages] == [text, text, None]
+    assert "more than" in kept.messages[2].result_problem
