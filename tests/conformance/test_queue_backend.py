@@ -584,6 +584,18 @@ async def bury(backend: QueueBackend, count: int) -> list[str]:
     return [message.id for message in messages]
 
 
+async def test_a_redriven_message_is_not_suspect_any_more(backend: QueueBackend) -> None:
+    """It died with its workers; now it is handled beside others again."""
+    await backend.push(new_messages(1, max_attempts=1))
+    await take(backend)
+    await backend.end_claims([ME])
+    await take(backend, suspects=True)
+    (ended,) = await backend.end_claims([ME])
+    assert ended.state == "dead"
+    assert await backend.redrive() == 1
+    assert not (await take(backend)).is_suspect
+
+
 async def test_all_dead_letters_are_redriven(backend: QueueBackend) -> None:
     """However many there are; `limit` is the most of them, the oldest first."""
     ids = await bury(backend, 2_345)
