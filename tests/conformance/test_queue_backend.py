@@ -30,6 +30,7 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
+from jobsync.queue.results import build_result
 from jobsync.queue.single_message import ProgressReport, StoredResult
 
 ME, OTHER = "worker-1.a", "worker-2.b"
@@ -102,6 +103,14 @@ def new_messages(*values: Any, **options: Any) -> list[NewMessage]:
     """Return messages whose ids are their values."""
     options = {"max_attempts": 4, **options}
     return [NewMessage(id=f"id-{value}", value={"n": value}, **options) for value in values]
+
+
+def nest(depth: int) -> Any:
+    """Return a value of so many arrays within each other."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
@@ -573,6 +582,18 @@ async def bury(backend: QueueBackend, count: int) -> list[str]:
     messages = await claim(backend, count)
     await backend.settle([Settlement(receipt=each.receipt, move="bury") for each in messages])
     return [message.id for message in messages]
+
+
+async def test_a_redriven_message_is_not_suspect_any_more(backend: QueueBackend) -> None:
+    """It died with its workers; now it is handled beside others again."""
+    await backend.push(new_messages(1, max_attempts=1))
+    await take(backend)
+    await backend.end_claims([ME])
+    await take(backend, suspects=True)
+    (ended,) = await backend.end_claims([ME])
+    assert ended.state == "dead"
+    assert await backend.redrive() == 1
+    assert not (await take(backend)).is_suspect
 
 
 async def test_all_dead_letters_are_redriven(backend: QueueBackend) -> None:
@@ -1808,6 +1829,32 @@ async def test_a_result_is_kept_with_its_completed_message(
         assert info.state == "completed"
         found[number] = (info.result, info.result_problem)
     assert found == {1: (value, ""), 2: (None, ""), 3: (None, "it is too large"), 4: (0, "")}
+
+
+async def test_the_deepest_result_that_a_backend_allows_is_kept(backend: QueueBackend) -> None:
+    """A page has it within its messages; one that is nested deeper is refused before it is sent."""
+    deepest = nest(backend.max_depth)
+    await backend.push(new_messages(1))
+    result = build_result(deepest, backend.max_result, backend.max_depth)
+    assert await settle(backend, (await take(backend)).receipt, result=result)
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.result, info.result_problem) == (deepest, "")
+    assert build_result([deepest], backend.max_result, backend.max_depth).problem
+
+
+async def test_a_value_that_is_nested_too_deeply_fails_no_push_beside_it(
+    backend: QueueBackend,
+) -> None:
+    """Pushes of one process are sent together; only the one with the fault raises."""
+    deep = NewMessage(id="id-2", value=nest(65), max_attempts=4)
+    limit = NewMessage(id="id-3", value=nest(backend.max_depth), max_attempts=4)
+    batches = [new_messages(1), [deep], [limit], new_messages(4)]
+    first, refused, *rest = await asyncio.gather(
+        *map(backend.push, batches), return_exceptions=True
+    )
+    assert [type(each) for each in (first, refused, *rest)] == [dict, Invalid, dict, dict]
+    assert [each.receipt.id for each in await claim(backend)] == ["id-1", "id-3", "id-4"]
 
 
 async def test_only_the_claim_that_completes_a_message_leaves_its_result(

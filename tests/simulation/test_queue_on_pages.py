@@ -194,7 +194,8 @@ def forgets_the_birth(patch: pytest.MonkeyPatch) -> None:
 
     async def create(self: PageStore, place: str, page: QueuePage) -> bool:
         sent = self._clock.mono()
-        (outcome,) = await self._store.write([self._build_put(place, page, None)])
+        put, page = self._build_put(place, page, None)
+        (outcome,) = await self._store.write([put])
         if isinstance(outcome, Unknown):
             raise OutcomeUnknown(self.topic, outcome.reason)
         if isinstance(outcome, Applied):

@@ -19,6 +19,7 @@ import msgspec
 from jobsync.errors import Corrupt, Invalid
 
 __all__ = [
+    "MAX_DEPTH",
     "MAX_INTEGER",
     "MAX_VALUE",
     "Json",
@@ -41,7 +42,9 @@ MAX_VALUE = 4 * 1024 * 1024
 MAX_INTEGER = 2**53
 """The largest integer that every JSON reader holds exactly."""
 
-_MAX_DEPTH = 64
+MAX_DEPTH = 64
+"""How deep arrays and objects are nested in a value at most."""
+
 _PLAIN_SCALARS = frozenset({str, int, float, bool, type(None)})
 _PLAIN_KEYS = frozenset({str})
 _PLAIN_OBJECTS = frozenset({dict})
@@ -83,20 +86,29 @@ _convert = msgspec.convert
 _CHECK_FAILURES = (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError)
 
 
-def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> bytes:
+def encode(
+    value: Json, field: str = "value", *, limit: int = MAX_VALUE, max_depth: int = MAX_DEPTH
+) -> bytes:
     """Return a value's JSON text.
+
+    Args:
+        value: the value.
+        field: its name in errors.
+        limit: the most bytes of the text.
+        max_depth: how deep it may be nested; less if it is stored within another value.
 
     Raises:
         Invalid: it is not JSON, or larger than the limit; names the place within it.
     """
+    depth = MAX_DEPTH - max_depth
     # A fast check passes almost every value; only the others are searched for the fault.
     try:
         # Unequal are tuples, which are allowed, and sets, which are not.
-        if _convert((value,), _Plain).value != value and not _is_plain(value, _ARRAYS):
-            check_json(value, field)
+        if _convert((value,), _Plain).value != value and not _is_plain(value, _ARRAYS, depth):
+            check_json(value, field, max_depth=max_depth)
         data = _encode(value)
     except _CHECK_FAILURES:
-        check_json(value, field)
+        check_json(value, field, max_depth=max_depth)
         data = _encode(value)
     if b"\\u0000" in data:
         check_json(value, field)
@@ -182,7 +194,7 @@ def _is_plain(value: Json, arrays: frozenset[type[Any]] = _PLAIN_ARRAYS, depth: 
         items, has_text_keys = value, True
     else:
         return kind in _PLAIN_SCALARS
-    if not has_text_keys or depth >= _MAX_DEPTH:
+    if not has_text_keys or depth >= MAX_DEPTH:
         return False
     # Nearly all records are flat: one pass over the types, without a call for each.
     if _PLAIN_SCALARS.issuperset(map(type, items)):
@@ -194,7 +206,9 @@ def _is_plain(value: Json, arrays: frozenset[type[Any]] = _PLAIN_ARRAYS, depth: 
     return True
 
 
-def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
+def check_json(
+    value: Json, field: str = "value", depth: int = 0, *, max_depth: int = MAX_DEPTH
+) -> None:
     """Check that JSON can carry a value unchanged.
 
     Raises:
@@ -203,16 +217,16 @@ def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
     if isinstance(value, str):
         check_text(value, field)
     elif isinstance(value, dict):
-        _check_nesting(depth, field)
+        _check_nesting(depth, field, max_depth)
         for name, item in value.items():
             if not isinstance(name, str):
                 raise Invalid(field, name, "must have text as keys", "use str(key)")
             check_text(name, field)
-            check_json(item, f"{field}.{name}", depth + 1)
+            check_json(item, f"{field}.{name}", depth + 1, max_depth=max_depth)
     elif isinstance(value, list | tuple):
-        _check_nesting(depth, field)
+        _check_nesting(depth, field, max_depth)
         for i, item in enumerate(value):
-            check_json(item, f"{field}[{i}]", depth + 1)
+            check_json(item, f"{field}[{i}]", depth + 1, max_depth=max_depth)
     elif value is not None:
         _check_scalar(value, field)
 
@@ -233,12 +247,12 @@ def _check_scalar(value: Json, field: str) -> None:
         )
 
 
-def _check_nesting(depth: int, field: str) -> None:
-    if depth >= _MAX_DEPTH:
+def _check_nesting(depth: int, field: str, max_depth: int) -> None:
+    if depth >= max_depth:
         raise Invalid(
             field[:60],
             "…",
-            f"must not be nested deeper than {_MAX_DEPTH}",
+            f"must not be nested deeper than {max_depth}",
             "flatten it, or store it as text",
         )
 

@@ -225,7 +225,7 @@ class ClaimHolder(ABC):
 
     def _add_result(self, settlement: Settlement, message: Message, value: Json) -> Settlement:
         """Return a settlement with what the handler returned, or why that is not kept."""
-        result = build_result(value, self.backend.max_result)
+        result = build_result(value, self.backend.max_result, self.backend.max_depth)
         if result.problem:
             self._reporter.on_result_dropped(message, result.problem)
         return msgspec.structs.replace(settlement, result=result)

@@ -6,7 +6,7 @@ who asks for the result learns why there is none.
 """
 
 from jobsync.core.clock import Clock, Seconds
-from jobsync.core.codec import Json, encode
+from jobsync.core.codec import MAX_DEPTH, Json, encode
 from jobsync.errors import Invalid, NoResult
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.single_message import StoredResult
@@ -21,10 +21,10 @@ _LONGEST_BILLED_PAUSE: Seconds = 5.0
 _GROWTH = 1.5
 
 
-def build_result(value: Json, limit: int) -> StoredResult:
+def build_result(value: Json, limit: int, max_depth: int = MAX_DEPTH) -> StoredResult:
     """Return what a handler returned, as it is stored; or why it is not."""
     try:
-        return StoredResult(encode(value, "result", limit=limit).decode())
+        return StoredResult(encode(value, "result", limit=limit, max_depth=max_depth).decode())
     except KeyboardInterrupt:
         raise
     except Invalid as error:

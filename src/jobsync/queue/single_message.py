@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from jobsync.core.codec import MAX_DEPTH
+
 if TYPE_CHECKING:
     from jobsync.queue.backend import EndedClaim, MessageInfo, Receipt
 
@@ -52,9 +54,11 @@ class MessageOperations(ABC):
 
     Attributes:
         max_result: the largest encoded result that is stored, in bytes.
+        max_depth: how deep a result may be nested.
     """
 
     max_result: int = MAX_RESULT
+    max_depth: int = MAX_DEPTH
 
     @abstractmethod
     async def get(self, id: str) -> "MessageInfo | None":

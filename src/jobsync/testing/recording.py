@@ -108,6 +108,7 @@ class RecordingBackend(QueueBackend):
         self.max_push = inner.max_push
         self.is_billed = inner.is_billed
         self.max_result = inner.max_result
+        self.max_depth = inner.max_depth
         self._inner = inner
         self._node = node
         self._world = node.world

@@ -905,3 +905,75 @@ def test_a_statement_after_an_interrupted_one_is_refused(
     assert refused == ["attempt to write after the time of the transaction"] * 6
     with closing(sqlite3.connect(tmp_path / "app.db")) as other:
         assert other.execute("SELECT * FROM effects").fetchall() == []
+
+
+@pytest.mark.parametrize("ending", ["cut", "close"])
+@pytest.mark.parametrize("left", ["cursor", "iteration", "error", "progress handler", "authorizer"])
+def test_the_end_of_a_transaction_lets_others_write(tmp_path: Path, ending: str, left: str) -> None:
+    """On SQLite, whatever the handler keeps: one blocked file stops every process that uses it."""
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as owner, owner:
+        owner.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY)")
+        owner.execute("INSERT INTO effects VALUES (1), (2)")
+    kind = sqlite_transactions._Connection
+    connection = sqlite3.connect(path, isolation_level=None, factory=kind)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT INTO effects VALUES (3)")
+    kept: list[Any] = []
+    match left:
+        case "cursor":
+            kept.append(connection.execute("SELECT id FROM effects"))
+            kept[0].fetchone()
+        case "iteration":
+            kept.append(iter(connection.cursor().execute("SELECT id FROM effects")))
+            next(kept[0])
+        case "error":
+            with pytest.raises(sqlite3.IntegrityError) as kept_error:
+                connection.execute("INSERT INTO effects VALUES (1)")
+            kept.append(kept_error.value)
+        case "progress handler":
+            connection.set_progress_handler(lambda: 1, 1)
+        case _:
+            connection.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
+    getattr(connection, ending)()
+    with closing(sqlite3.connect(path, 0)) as other, other:
+        other.execute("DELETE FROM effects WHERE id = 2")
+        assert other.execute("SELECT id FROM effects").fetchall() == [(1,)]
+    connection.close()
+    assert len(kept) <= 1
+
+
+def test_a_transaction_is_cut_while_a_thread_reads_from_it(tmp_path: Path) -> None:
+    """On SQLite: the reader gets an error, and nothing of Python breaks; others write at once."""
+    path = tmp_path / "app.db"
+    kind = sqlite_transactions._Connection
+    for _ in range(20):
+        connection = sqlite3.connect(
+            path, isolation_level=None, factory=kind, check_same_thread=False
+        )
+        connection.execute("CREATE TABLE IF NOT EXISTS effects (id)")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO effects VALUES (1)")
+        is_reading = threading.Event()
+        errors: list[sqlite3.Error] = []
+
+        def read(own: Any = connection, begun: Any = is_reading, raised: Any = errors) -> None:
+            numbers = (
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+            )
+            try:
+                for _ in own.execute(numbers):
+                    begun.set()
+            except sqlite3.Error as error:
+                raised.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        is_reading.wait()
+        connection.cut()
+        reader.join()
+        assert len(errors) == 1
+        with closing(sqlite3.connect(path, 0)) as other, other:
+            other.execute("DELETE FROM effects")
+            assert not other.total_changes
+        connection.close()

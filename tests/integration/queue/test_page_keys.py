@@ -9,11 +9,12 @@ import pytest
 from queue_locations import PagesQueues
 from store_locations import MemoryLocation
 
-from jobsync import Invalid, OutcomeUnknown, Record
+from jobsync import Invalid, OutcomeUnknown, Record, Unavailable
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, Settlement
 from jobsync.queue.pages import page_reader
 from jobsync.queue.pages.backend import PagesBackend
+from jobsync.queue.pages.keys import PageKeys
 from jobsync.queue.pages.page import KeyHold, PageMark, PageMessage, QueuePage, name_page
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.stores.contract import Change, Head, Outcome, Put, Store
@@ -209,6 +210,38 @@ async def test_a_push_in_doubt_that_is_repeated_adds_one_message(
     assert await backend.push([msgspec.structs.replace(repeated, id="id-3")]) == {}
 
 
+async def test_each_of_two_pushes_in_doubt_is_recognised(
+    location: PagesQueues, backend: PagesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same key, one after the other; whichever is repeated."""
+
+    async def create(self: PageStore, place: str, page: QueuePage) -> bool:
+        await was(self, place, page)
+        return await refuse_page(self, place, page)
+
+    was = PageStore.create
+    for number in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(PageStore, "create", create)
+            with pytest.raises(OutcomeUnknown):
+                await backend.push([new(number, key="k")])
+        await settle(await location.open("mails"))
+    repeated = msgspec.structs.replace(new(1, key="k"), id="id-3")
+    assert await backend.push([repeated]) == {"id-3": "id-1"}
+
+
+async def test_the_first_push_with_a_key_ends_no_pause(
+    location: PagesQueues, backend: PagesBackend
+) -> None:
+    """It writes to the record that the pause is in."""
+    await backend.pause("a deployment")
+    other = await location.open("mails")
+    await other.push([new(1, key="k")])
+    assert await claim(other) == []
+    assert await backend.resume() is True
+    assert len(await claim(other)) == 1
+
+
 @pytest.mark.parametrize("options", [{"value": "other"}, {"replace": True}])
 async def test_a_push_with_other_content_does_not_repeat_one_in_doubt(
     location: PagesQueues,
@@ -277,6 +310,26 @@ async def test_a_key_record_is_removed_with_its_page_or_after_its_time(
     assert await list_keys(location) == []
     for number, key in enumerate("kl", 4):
         assert await backend.push([new(number, key=key)]) == {}
+
+
+async def test_a_key_that_was_released_is_free_after_its_page_was_dropped(
+    location: PagesQueues, backend: PagesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that was to replace a message in work took the key from it, and was killed."""
+    await backend.push([new(1, key="k", key_ttl=10_000.0)])
+    (message,) = await claim(backend)
+
+    async def take(*_: object) -> bool:
+        raise OutcomeUnknown("the store", "the process was killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PageKeys, "take", take)
+        with pytest.raises(Unavailable):
+            await backend.push([new(2, key="k", replace=True)])
+    await backend.settle([Settlement(receipt=message.receipt, move="complete")])
+    location.advance(3700)
+    assert await backend.forget("completed", older_than=0) == 1
+    assert await backend.push([new(3, key="k")]) == {}
 
 
 async def test_a_key_follows_its_message_when_pages_are_dropped(

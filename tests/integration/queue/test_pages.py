@@ -495,6 +495,51 @@ async def test_a_redrive_survives_a_crash_at_every_write(
     assert sorted(ids(await claim(backend))) == ["id-1", "id-2"]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_message_that_moves_while_it_is_looked_for_is_found(
+    location: PagesQueues, *, is_dead: bool, is_cancelled: bool
+) -> None:
+    """Its source was listed and its target was not: whoever waits for a result must not give up."""
+    counting, backend = await open_counting(location)
+    _, other = await open_counting(location)
+    await other.push(new_messages(1, delay=1_000))
+    if is_dead:
+        await other.run_now("id-1")
+        await settle_all(other, await claim(other), "bury")
+    heads, moves = counting.heads, [other.redrive if is_dead else lambda: other.run_now("id-1")]
+
+    async def move_after(prefix: str, **options: Any) -> list[Head]:
+        found = await heads(prefix, **options)
+        if moves and prefix == (DEAD if is_dead or not is_cancelled else LANE):
+            await moves.pop()()
+        return found
+
+    counting.heads = move_after  # type: ignore[method-assign]
+    if is_cancelled:
+        assert await backend.cancel("id-1") is not None
+        assert await other.count() == {"cancelled": 1}
+    else:
+        info = await backend.get("id-1")
+        assert info is not None
+        assert info.state == "waiting"
+    assert not moves
+
+
+async def test_foreign_objects_among_the_pages_hide_no_message(location: PagesQueues) -> None:
+    """However many: the listing goes on after them."""
+    store = await location.location.open()
+    backend = await location.open("mails")
+    (name,) = location.components().ids.records(1)
+    await backend.push([NewMessage(id=name, value=1, max_attempts=4)])
+    (page,) = await read_pages(location)
+    for number in range(2_000):
+        await store.create(f"{page.key}-{number:04}", {})
+    info = await backend.get(name)
+    assert info is not None
+    assert ids(await claim(backend)) == [name]
+
+
 async def test_a_redrive_that_fails_halfway_says_so(
     location: PagesQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,6 +596,23 @@ async def test_done_pages_go_after_an_hour_and_not_while_a_move_is_open(
     assert await backend.count() == {}
 
 
+async def test_a_redriven_message_is_remembered_while_its_move_is_open(
+    location: PagesQueues, backend: PagesBackend
+) -> None:
+    """Whoever finishes a move out of the dead letters finds its target, also after an hour."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1))
+    await settle_all(dying, await claim(dying), "bury")
+    counting.crash_at = counting.requests["PUT"] + 2
+    assert await dying.redrive() == 1
+    await settle_all(backend, await claim(backend))
+    location.advance(3_700)
+    assert await backend.forget("completed", older_than=60) == 0
+    assert await backend.forget("completed", older_than=60) == 1
+    assert await backend.redrive() == 0
+    assert await backend.count() == {}
+
+
 async def test_a_late_copy_of_a_push_does_not_bring_it_back(
     location: PagesQueues, backend: PagesBackend
 ) -> None:
@@ -598,31 +660,35 @@ async def test_changes_of_one_page_share_a_write(location: PagesQueues) -> None:
 
 
 async def test_a_cancelled_caller_takes_nothing_from_others(location: PagesQueues) -> None:
-    """Whoever wrote for all is cancelled; the others write themselves."""
+    """Whoever wrote for two is cancelled; the other one writes itself."""
     components = location.components()
-    gate = asyncio.Event()
-    is_writing: list[bool] = []
+    gates = [asyncio.Event() for _ in range(3)]
+    writes: list[asyncio.Event] = []
 
     class Gated(StoreDecorator):
         async def write(self, changes: Sequence[Change]) -> list[Outcome]:
             if "claim" in str(changes[0].value if isinstance(changes[0], Put) else ""):
-                is_writing.append(True)
-                await gate.wait()
+                writes.append(gates[len(writes)])
+                await writes[-1].wait()
             return await self.inner.write(changes)
 
     store = await location.location.open(components)
     claimer = await location.open("mails")
     backend = PagesBackend(Gated(store), "mails", components)
-    await claimer.push(new_messages(1, 2))
-    one, two = await claim(claimer)
-    first = asyncio.create_task(settle_all(backend, [one]))
-    second = asyncio.create_task(settle_all(backend, [two]))
-    await until(lambda: is_writing, "the first caller to write")
-    first.cancel()
-    gate.set()
-    assert await second == [True]
+    await claimer.push(new_messages(1, 2, 3))
+    first, second, third = (
+        asyncio.create_task(settle_all(backend, [each])) for each in await claim(claimer)
+    )
+    await until(lambda: len(writes) == 1, "the first caller writes, and the others wait")
+    gates[0].set()
+    await until(lambda: len(writes) == 2, "the second caller writes for both")
+    second.cancel()
+    gates[1].set()
+    gates[2].set()
+    assert await first == [True]
+    assert await third == [True]
     with pytest.raises(asyncio.CancelledError):
-        await first
+        await second
 
 
 async def test_a_pause_on_a_billed_store_waits_for_those_who_rely_on_their_reading(
@@ -639,6 +705,10 @@ async def test_a_pause_on_a_billed_store_waits_for_those_who_rely_on_their_readi
     assert location.clock.ahead - start > 5
     assert await claim(worker, 1) == []
     assert store.requests["other"] == before + 1
+    # Whoever paused it first may not have waited, because it was killed.
+    start = location.clock.ahead
+    assert await (await open_counting(location))[1].pause() is False
+    assert location.clock.ahead - start > 5
     assert await operator.resume() is True
 
 
@@ -770,6 +840,25 @@ async def test_a_long_claim_is_not_ended_after_an_hour(location: PagesQueues) ->
     await counting.write([Put("session/somebody", {})])
     assert ((await second.claim(1, session=OTHER, visibility=30)).lapse or 1) > 0
     assert await second.end_claims() == []
+
+
+async def test_a_long_claim_is_not_ended_with_a_short_one_of_the_same_page(
+    location: PagesQueues,
+) -> None:
+    """Although nobody has written the page for an hour."""
+    _, first = await open_counting(location)
+    await first.push(new_messages(1, 2))
+    await claim(first, 1, visibility=7_200)
+    (short,) = await claim(first, 1, visibility=30)
+    location.clock.ahead += 4_000
+    counting, second = await open_counting(location)
+    await counting.write([Put("session/somebody", {})])
+    ended = []
+    for _ in range(4):
+        await second.claim(1, session=OTHER, visibility=30)
+        ended += await second.end_claims()
+        location.clock.ahead += 12
+    assert [each.id for each in ended] == [short.id]
 
 
 async def test_done_pages_of_a_billed_store_go_by_the_servers_clock(

@@ -7,7 +7,7 @@ that is being moved may be in two pages for a moment; it is shown once.
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -46,6 +46,8 @@ __all__ = [
 _NEAR = 60.0
 """Seconds between the id of a message and the name of its page, if it was never moved."""
 _READ_AT_ONCE = 128
+_MAX_LOOKS = 3
+"""How often to look for a message that leaves its page for one that was not listed."""
 _is_dated = re.compile(
     r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 ).fullmatch
@@ -53,15 +55,27 @@ _is_live_cursor = re.compile(r"[0-9]{14}[A-Za-z0-9_-]{12} [0-9]{4}").fullmatch
 
 
 async def read_infos(
-    pages: PageReader, queue: str, now: float, *, lanes: Iterable[str] = (LIVE_LANE, DEAD_LANE)
+    pages: PageReader,
+    queue: str,
+    now: float,
+    *,
+    lanes: Iterable[str] = (LIVE_LANE, DEAD_LANE),
+    left: set[str] | None = None,
 ) -> list[MessageInfo]:
     """Return all messages of a queue, in the order of their pages.
+
+    Args:
+        pages: the pages.
+        queue: the queue's name.
+        now: the time of day.
+        lanes: where to look.
+        left: gets the ids of messages that have left a page.
 
     Raises:
         Unavailable: the store does not answer.
     """
     listed = [page for lane in lanes for page in await pages.list_all(lane)]
-    return await _read_listed(pages, queue, now, listed)
+    return await _read_listed(pages, queue, now, listed, left)
 
 
 async def find_infos(
@@ -80,7 +94,15 @@ async def find_infos(
         found = [info for info in infos if info.id in ids]
         if len(found) == len(set(ids)):
             return found
-    return [info for info in await read_infos(pages, queue, now) if info.id in ids]
+    found = []
+    for _ in range(_MAX_LOOKS):
+        left: set[str] = set()
+        infos = await read_infos(pages, queue, now, left=left)
+        found = [info for info in infos if info.id in ids]
+        # What has left its page after the pages were listed may be in one that was not.
+        if left.isdisjoint(set(ids).difference(info.id for info in found)):
+            break
+    return found
 
 
 async def find_place(pages: PageStore, name: str) -> str | None:
@@ -92,28 +114,36 @@ async def find_place(pages: PageStore, name: str) -> str | None:
     born = _read_birth(name)
     if born is not None:
         place = await _search(pages, name, await pages.list_between(born - _NEAR, born + _NEAR))
-        if place is not None:
+        if place:
             return place
-    for lane in (LIVE_LANE, DEAD_LANE):
-        place = await _search(pages, name, await pages.list_all(lane))
-        if place is not None:
-            return place
+    for _ in range(_MAX_LOOKS):
+        has_left = False
+        for lane in (LIVE_LANE, DEAD_LANE):
+            place = await _search(pages, name, await pages.list_all(lane))
+            if place:
+                return place
+            has_left |= place is not None
+        if not has_left:
+            break
     return None
 
 
 async def _search(pages: PageStore, name: str, listed: Sequence[ListedPage]) -> str | None:
+    """Return the page of a message; empty if it has left one of these, None if it is in none."""
+    has_left = False
     for start in range(0, len(listed), _READ_AT_ONCE):
         part = {page.place: page.version for page in listed[start : start + _READ_AT_ONCE]}
         for place, opened in (await pages.read(part)).items():
-            found = [
-                each for each in opened.page.messages if each.id == name and each.state != "moved"
-            ]
-            if found and found[0].move:
+            found = next((each for each in opened.page.messages if each.id == name), None)
+            if found is None:
+                continue
+            if found.state == "moved":
+                has_left = True
+                continue
+            if found.move:
                 await pages.finish_moves(place)
-                return found[0].move
-            if found:
-                return place
-    return None
+            return found.move or place
+    return "" if has_left else None
 
 
 def build_open_info(
@@ -145,7 +175,11 @@ def _read_birth(name: str) -> float | None:
 
 
 async def _read_listed(
-    pages: PageReader, queue: str, now: float, listed: Sequence[ListedPage]
+    pages: PageReader,
+    queue: str,
+    now: float,
+    listed: Sequence[ListedPage],
+    left: set[str] | None = None,
 ) -> list[MessageInfo]:
     found: dict[str, MessageInfo] = {}
     for start in range(0, len(listed), _READ_AT_ONCE):
@@ -153,26 +187,31 @@ async def _read_listed(
         opened = await pages.read({page.place: page.version for page in part})
         for listing in part:
             place = listing.place
-            if place in opened:
-                record, page, _ = opened[place]
-            elif place in pages.newer:
-                record = pages.newer[place]
-                newer = _read_newer(record)
-                if newer is None:
-                    continue
-                page = newer
-            else:
+            record, page = _find_read(pages, place, opened)
+            if record is None or page is None:
                 continue
+            if left is not None:
+                left.update(each.id for each in page.messages if each.state == "moved")
             for position, each in enumerate(page.messages):
                 if each.state == "moved" or (each.move and each.id in found):
                     continue
-                left = pages.find_left(place, each)
-                name = place.rpartition("/")[2]
-                info = _build_info(queue, page, each, record, now, left, f"{name} {position:04}")
+                seconds = pages.find_left(place, each)
+                cursor = f"{place.rpartition('/')[2]} {position:04}"
+                info = _build_info(queue, page, each, record, now, seconds, cursor)
                 found[each.id] = _with_priority(info, place)
             if listing.mark is PageMark.DONE:
                 pages.forget(place)
     return list(found.values())
+
+
+def _find_read(
+    pages: PageReader, place: str, opened: Mapping[str, OpenPage]
+) -> tuple[Record | None, QueuePage | None]:
+    """Return a page that was read, or one of newer code as far as this code understands it."""
+    if place in opened:
+        return opened[place].record, opened[place].page
+    record = pages.newer.get(place)
+    return record, None if record is None else _read_newer(record)
 
 
 def _read_newer(record: Record) -> QueuePage | None:

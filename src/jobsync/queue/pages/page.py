@@ -31,7 +31,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY
-from jobsync.core.codec import Json
+from jobsync.core.codec import MAX_DEPTH, MAX_VALUE, Json
 from jobsync.core.keys import escape
 from jobsync.core.retry import MAX_ATTEMPTS
 from jobsync.errors import Corrupt
@@ -43,6 +43,7 @@ __all__ = [
     "LIVE_LANE",
     "LOWEST_PRIORITY",
     "MAX_MESSAGES",
+    "MAX_PAGE_DEPTH",
     "MAX_PUSH_BYTES",
     "NO_TASK",
     "PAGE_FORMAT",
@@ -54,6 +55,7 @@ __all__ = [
     "PageMessage",
     "PageState",
     "QueuePage",
+    "encode_page",
     "find_format",
     "keep_class",
     "lane_prefix",
@@ -80,6 +82,9 @@ MAX_PUSH_BYTES = 3 * 1024 * 1024
 """The most bytes of the messages in a new page. Claims and errors are added to it later, and a
 record has at most 4 MB."""
 
+MAX_PAGE_DEPTH = MAX_DEPTH - 3
+"""How deep values and results may be nested: a page has them in its messages."""
+
 RESULT_MARK = "result"
 """Among the marks of a completed message whose handler returned something."""
 
@@ -91,6 +96,9 @@ PLAIN_CLASS = str(_MIDDLE)
 """The class of pages whose messages have no priority."""
 HIGHEST_PRIORITY, LOWEST_PRIORITY = _MIDDLE, _MIDDLE - 9
 """A class is one digit, so there are ten priorities."""
+
+_SHORT_ERRORS = (200, 20, 0)
+"""To how many characters the last error of each message is cut, if a page is too large."""
 
 _MAX_COUNT = 2**31 - 1
 _MAX_TIME = 1e12
@@ -296,6 +304,38 @@ def find_format(place: str, page: QueuePage) -> int:
         return PAGE_FORMAT
     is_plain = read_class(place) == PLAIN_CLASS and page.key_hold is None
     return PLAIN_FORMAT if is_plain else _PLACED_FORMAT
+
+
+def encode_page(page: QueuePage) -> tuple[QueuePage, bytes]:
+    """Return a page with its JSON text, without notes and errors that do not fit in a record.
+
+    What is left always fits: the values and the results of its messages are limited.
+    """
+    text = msgspec.json.encode(page)
+    if len(text) > MAX_VALUE:
+        page = _shorten(page, None)
+        text = msgspec.json.encode(page)
+    for most in _SHORT_ERRORS:
+        if len(text) <= MAX_VALUE:
+            break
+        page = _shorten(page, most)
+        text = msgspec.json.encode(page)
+    return page, text
+
+
+def _shorten(page: QueuePage, most: int | None) -> QueuePage:
+    """Return a page without notes; and with the last errors only, cut after so many characters."""
+
+    def shorten(message: PageMessage) -> PageMessage:
+        errors = message.errors
+        if most is not None:
+            errors = tuple(
+                msgspec.structs.replace(each, error=each.error[:most])
+                for each in (errors[-1:] if most else ())
+            )
+        return msgspec.structs.replace(message, progress_note="", errors=errors)
+
+    return msgspec.structs.replace(page, messages=tuple(map(shorten, page.messages)))
 
 
 def read_page(key: str, value: Json) -> QueuePage:

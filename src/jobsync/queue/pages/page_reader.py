@@ -165,8 +165,9 @@ class PageReader:
         after = f"{LIVE_LANE}/{name_page(first, '')}"
         while True:
             found, after = await self.list_some(LIVE_LANE, after=after)
-            pages += [page for page in found if page.due <= last]
-            if not after or len(pages) == 0 or pages[-1].place != found[-1].place:
+            near = [page for page in found if page.due <= last]
+            pages += near
+            if not after or len(near) < len(found):
                 return pages
 
     def _read_head(self, head: Head) -> ListedPage | None:

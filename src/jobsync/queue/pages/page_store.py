@@ -24,6 +24,7 @@ from jobsync.queue.pages.page import (
     PageMark,
     PageMessage,
     QueuePage,
+    encode_page,
     find_format,
     name_page,
     read_priority,
@@ -120,7 +121,7 @@ class PageStore(PageReader):
             OutcomeUnknown: it may exist, or come to exist.
             Unavailable: it was not created.
         """
-        put = self._build_put(place, page, None)
+        put, page = self._build_put(place, page, None)
         sent = self._clock.mono()
         (outcome,) = await self._store.write([put])
         match outcome:
@@ -197,7 +198,7 @@ class PageStore(PageReader):
                     return
                 opened = None
                 continue
-            put = self._build_put(place, page, opened.record)
+            put, page = self._build_put(place, page, opened.record)
             sent = self._clock.mono()
             (outcome,) = await self._store.write([put])
             match outcome:
@@ -305,15 +306,17 @@ class PageStore(PageReader):
 
         return is_over
 
-    def _build_put(self, place: str, page: QueuePage, base: Record | None) -> Put:
+    def _build_put(self, place: str, page: QueuePage, base: Record | None) -> tuple[Put, QueuePage]:
+        """Return the write of a page, and the page as it is stored."""
         mark = page.find_mark(self._clock.wall().seconds)
+        page, text = encode_page(page)
         # Not `to_builtins`, which keeps tuples: a store checks those one by one, at great cost.
-        value = msgspec.json.decode(msgspec.json.encode(page))
+        value = msgspec.json.decode(text)
         nonce = page.birth if base is None else ""
         key = f"{self._prefix}{place}"
         # A record's format only grows.
         form = max(find_format(place, page), 0 if base is None else base.format)
-        return Put(key, value, base, format=form, nonce=nonce, mark=mark)
+        return Put(key, value, base, format=form, nonce=nonce, mark=mark), page
 
     async def finish_moves(self, place: str) -> list[str]:
         """Finish the moves out of a page, which this process or another has begun.

@@ -13,6 +13,7 @@ from jobsync.queue.pages.page import (
     HIGHEST_PRIORITY,
     LOWEST_PRIORITY,
     MAX_MESSAGES,
+    MAX_PAGE_DEPTH,
     MAX_PUSH_BYTES,
 )
 
@@ -37,7 +38,10 @@ def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
     if len(new_messages) > MAX_MESSAGES:
         size = f"{len(new_messages):,} messages"
         raise Invalid("messages", size, f"must be {MAX_MESSAGES:,} or fewer", "push in parts")
-    payloads = [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
+    payloads = [
+        encode(message.value, "message", limit=MAX_MESSAGE, max_depth=MAX_PAGE_DEPTH)
+        for message in new_messages
+    ]
     total = sum(map(len, payloads))
     if total > MAX_PUSH_BYTES:
         problem = f"must have at most {MAX_PUSH_BYTES:,} bytes together"

@@ -15,7 +15,7 @@ from jobsync.queue.pages.bell import QueueBell
 from jobsync.queue.pages.contents import build_open_info, find_infos, find_place
 from jobsync.queue.pages.message_changes import CancelAnswer
 from jobsync.queue.pages.moves import PageMoves
-from jobsync.queue.pages.page import LIVE_LANE, QueuePage, keep_class
+from jobsync.queue.pages.page import LIVE_LANE, MAX_PAGE_DEPTH, QueuePage, keep_class
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.queue.single_message import Deletion, MessageOperations, ProgressReport
 
@@ -33,6 +33,7 @@ _MAX_PLACES = 1_000
 class PagesMessageOperations(MessageOperations):
     """One message of a queue in pages."""
 
+    max_depth = MAX_PAGE_DEPTH
     queue: str
     is_billed: bool
     _clock: Clock

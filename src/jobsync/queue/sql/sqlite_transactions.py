@@ -8,8 +8,9 @@ connection refuses to write from then on: nothing that follows commits by itself
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -35,30 +36,53 @@ _BUSY_TIMEOUT = 30.0
 _THREADS = 4
 """One for the handler whose turn it is; others end transactions whose time was over."""
 _SAVEPOINT = "jobsync_transaction"
+_INTERRUPT_INTERVAL = 0.05
+_CURSORS = 100
+"""How many cursors are noted before those that are gone are forgotten."""
 
 
 class _Cursor(sqlite3.Cursor):
-    """A cursor that refuses statements once its connection is cut."""
+    """A cursor that refuses statements once its connection is cut. One thread at a time uses it."""
 
     connection: "_Connection"
 
     def execute(self, *arguments: Any) -> "_Cursor":
         """Run a statement."""
-        self.connection.check()
-        super().execute(*arguments)
+        with self.connection.use():
+            super().execute(*arguments)
         return self
 
     def executemany(self, *arguments: Any) -> "_Cursor":
         """Run a statement for each of many parameters."""
-        self.connection.check()
-        super().executemany(*arguments)
+        with self.connection.use():
+            super().executemany(*arguments)
         return self
 
     def executescript(self, *arguments: Any) -> "_Cursor":
         """Run statements."""
-        self.connection.check()
-        super().executescript(*arguments)
+        with self.connection.use():
+            super().executescript(*arguments)
         return self
+
+    def fetchone(self) -> Any:
+        """Return the next row; None at the end."""
+        with self.connection.use():
+            return super().fetchone()
+
+    def fetchmany(self, *arguments: Any, **options: Any) -> list[Any]:
+        """Return the next rows."""
+        with self.connection.use():
+            return super().fetchmany(*arguments, **options)
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left."""
+        with self.connection.use():
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        """Return the next row."""
+        with self.connection.use():
+            return super().__next__()
 
 
 class _Connection(sqlite3.Connection):
@@ -66,18 +90,42 @@ class _Connection(sqlite3.Connection):
 
     A statement that is interrupted has rolled back, and the next one would commit by itself. So it
     is refused here: the database can be told only when the interrupted one has ended.
+
+    Closing alone does not end the transaction while there is a cursor with a statement. The handler
+    may have kept it, and so does the traceback of an error that somebody keeps.
     """
 
     is_cut = False
 
-    def check(self) -> None:
-        """Raise if nothing may be written any more."""
-        if self.is_cut:
-            raise sqlite3.OperationalError("attempt to write after the time of the transaction")
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Python does not survive it if one thread closes a cursor that another one reads from.
+        self._in_use = threading.RLock()
+        self._cursors: list[weakref.ref[_Cursor]] = []
+        """Those that may have a statement."""
+        self._most = _CURSORS
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Keep other threads from using it; raise if nothing may be done with it any more."""
+        with self._in_use:
+            if self.is_cut:
+                raise sqlite3.OperationalError("attempt to write after the time of the transaction")
+            yield
 
     def cursor(self, factory: Any = _Cursor) -> Any:
         """Return a cursor."""
-        return super().cursor(factory)
+        cursor = super().cursor(factory)
+        if isinstance(cursor, _Cursor):
+            with self._in_use:
+                self._note(cursor)
+        return cursor
+
+    def _note(self, cursor: _Cursor) -> None:
+        if len(self._cursors) >= self._most:
+            self._cursors = [each for each in self._cursors if each() is not None]
+            self._most = max(_CURSORS, 2 * len(self._cursors))
+        self._cursors.append(weakref.ref(cursor))
 
     def execute(self, *arguments: Any) -> Any:
         """Run a statement."""
@@ -95,10 +143,38 @@ class _Connection(sqlite3.Connection):
         """Roll back, whatever another thread does with this connection."""
         self.is_cut = True
         self.interrupt()
-        own = super().cursor()
-        own.execute("PRAGMA query_only=ON")
-        if self.in_transaction:
-            own.execute("ROLLBACK")
+        while not self._in_use.acquire(timeout=_INTERRUPT_INTERVAL):
+            # It had not begun when it was interrupted.
+            self.interrupt()
+        try:
+            self._end_statements()
+            own = super().cursor()
+            own.execute("PRAGMA query_only=ON")
+            if self.in_transaction:
+                own.execute("ROLLBACK")
+        finally:
+            self._in_use.release()
+
+    def close(self) -> None:
+        """Roll back what was not committed, and close."""
+        with self._in_use:
+            with suppress(sqlite3.Error):
+                self._end_statements()
+                if self.in_transaction:
+                    super().rollback()
+            super().close()
+
+    def _end_statements(self) -> None:
+        """End what the handler has begun to read, and what it has set to stop statements.
+
+        While one statement is open, all that follow an interrupt are interrupted, too.
+        """
+        for each in self._cursors:
+            cursor = each()
+            if cursor is not None:
+                cursor.close()
+        self.set_progress_handler(None, 0)
+        self.set_authorizer(None)
 
 
 class _SqliteTransaction(OpenTransaction):

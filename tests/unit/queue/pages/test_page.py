@@ -6,11 +6,16 @@ import msgspec
 import pytest
 
 from jobsync import Corrupt
+from jobsync.core.codec import MAX_VALUE
+from jobsync.queue.backend import Failure
 from jobsync.queue.pages.page import (
+    MAX_MESSAGES,
+    MAX_PUSH_BYTES,
     PageClaim,
     PageMark,
     PageMessage,
     QueuePage,
+    encode_page,
     find_format,
     keep_class,
     lane_prefix,
@@ -19,6 +24,7 @@ from jobsync.queue.pages.page import (
     read_page,
     read_priority,
 )
+from jobsync.queue.pages.results import limit_results
 
 NONCE = "abc-_0123456"
 
@@ -127,3 +133,56 @@ def test_claims_beside_messages_to_claim_are_shown() -> None:
 def test_an_empty_page_is_done() -> None:
     """All of its messages were purged."""
     assert page().find_mark(10.0) is PageMark.DONE
+
+
+@pytest.mark.parametrize(
+    ("errors", "note", "kept"),
+    [
+        pytest.param(1, "\U0001f40c" * 200, ["x" * 20], id="notes"),
+        pytest.param(50, "", ["x" * 20], id="many errors"),
+        pytest.param(1, "", ["x" * 20], id="all that fits"),
+    ],
+)
+def test_a_full_page_is_stored_without_what_is_only_for_people(
+    errors: int, note: str, kept: list[str]
+) -> None:
+    """Else nobody could claim or settle its messages any more."""
+    failure = Failure(attempt=1, error="x" * 20, at=1_700_000_000.0, session="w" * 40)
+    full = page(
+        *(
+            PageMessage(
+                id=f"{number:036}",
+                value="x" * (MAX_PUSH_BYTES // MAX_MESSAGES),
+                task="t" * 200,
+                state="claimed",
+                claim=f"{number:012}",
+                errors=(failure,) * errors,
+                progress=0.5,
+                progress_note=note,
+            )
+            for number in range(MAX_MESSAGES)
+        ),
+        claims=tuple(
+            PageClaim(id=f"{number:012}", session="w" * 40, at=1_700_000_000.0)
+            for number in range(MAX_MESSAGES)
+        ),
+    )
+    stored, text = encode_page(full)
+    assert len(text) <= MAX_VALUE
+    assert msgspec.json.decode(text, type=QueuePage) == stored
+    assert [[each.error for each in message.errors] for message in stored.messages] == [
+        kept
+    ] * MAX_MESSAGES
+    bare = {"errors": (), "progress_note": ""}
+    assert [msgspec.structs.replace(each, **bare) for each in stored.messages] == [
+        msgspec.structs.replace(each, **bare) for each in full.messages
+    ]
+
+
+def test_of_results_that_do_not_fit_the_last_are_dropped() -> None:
+    """As many as needed: the others are kept."""
+    text = "x" * (MAX_PUSH_BYTES // 2 - 10)
+    done = [PageMessage(id=name, state="completed", result=text) for name in "abc"]
+    kept = limit_results(page(*done), "abc")
+    assert [each.result for each in kept.messages] == [text, text, None]
+    assert "more than" in kept.messages[2].result_problem
