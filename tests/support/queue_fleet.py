@@ -665,7 +665,7 @@ class QueueFleet:
         self.world.violations += [
             Violation("Q29", f"{name}: completed, and its handler's writes are not there")
             for name, row in self._rows.items()
-            if row["state"] == "completed" and self._read[name]["kind"] == "transact"
+            if row["state"] == "completed" and self._read.get(name, {}).get("kind") == "transact"
             if name not in effects and not self.uses_threads
         ]
 
