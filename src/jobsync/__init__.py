@@ -53,7 +53,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.queue.context import BlockingContext, Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.queue.pull import ClaimedMessage
-    from jobsync.queue.tasks import QueueTask, TaskHandle
+    from jobsync.queue.tasks import QueueTask, TaskCall, TaskHandle
     from jobsync.queue.usage import UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
@@ -134,6 +134,7 @@ __all__ = [
     "Store",
     "TTLPlugin",
     "Task",
+    "TaskCall",
     "TaskHandle",
     "Term",
     "Unavailable",
@@ -198,7 +199,7 @@ _MODULES = {
     "queue.context": ("BlockingContext", "Context"),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "queue.pull": ("ClaimedMessage",),
-    "queue.tasks": ("QueueTask", "TaskHandle"),
+    "queue.tasks": ("QueueTask", "TaskCall", "TaskHandle"),
     "queue.usage": ("UsageEstimate",),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),

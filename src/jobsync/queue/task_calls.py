@@ -9,17 +9,15 @@ from typing import (
     Any,
     Concatenate,
     NamedTuple,
-    ParamSpec,
     Protocol,
     TypedDict,
-    TypeVar,
     cast,
     overload,
 )
 
 from jobsync.core.codec import Json
 from jobsync.core.retry import Backoff, Retries
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
@@ -27,7 +25,9 @@ from jobsync.queue.executor import MessageHandler
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
 from jobsync.queue.tasks import (
     CallOptions,
+    P,
     QueueTask,
+    R,
     TaskQueue,
     check_options,
     translate_options,
@@ -36,9 +36,6 @@ from jobsync.safe_text import safe_name
 from jobsync.user_functions import check_function
 
 __all__ = ["TaskCalls", "TaskOptions"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _FIX = "write @queue.task, or @queue.task(max_retries=5)"
 _OWN_OPTIONS = {"name", "backoff", "cron", "timezone"}
