@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Protocol, Self, Unpack, overload
+from typing import Any, Concatenate, Generic, Protocol, Self, TypeVar, Unpack, overload
 
 import jobsync
 from jobsync.cache.memory import CacheStats
@@ -18,7 +18,6 @@ from jobsync.core.messages import MessageState
 from jobsync.core.retry import Backoff
 from jobsync.core.schema import Fields, Schema
 from jobsync.database.cleanup import DatabaseTidied
-from jobsync.database.database import PluginT
 from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import Document, RecordT
 from jobsync.database.enqueue_calls import EnqueueOptions, MessageSink
@@ -66,6 +65,7 @@ __all__ = [
     "TaskHandle",
     "producer",
 ]
+PluginT = TypeVar("PluginT", bound=Plugin | jobsync.Plugin)
 
 class CachePlugin(Plugin):
     wrapped: jobsync.CachePlugin

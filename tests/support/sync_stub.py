@@ -43,7 +43,7 @@ _ATTRIBUTE_IMPORTS = (
     "import jobsync",
     "import builtins",
     "from collections.abc import Callable",
-    "from typing import Any, Generic, Protocol, Self",
+    "from typing import Any, Generic, Protocol, Self, TypeVar",
     "from types import TracebackType",
     "from jobsync.database.document import Document",
     "from jobsync.database.registry import Registry",
@@ -89,7 +89,7 @@ def build_stub() -> str:
 
 
 def _write() -> str:
-    writer = _Writer({*list_faces(), "TaskDecorator"})
+    writer = _Writer({*list_faces(), "PluginT", "TaskDecorator"})
     classes = [
         writer.write_class(name, face._kind)  # type: ignore[attr-defined]
         for name, face in list_faces().items()
@@ -103,9 +103,10 @@ def _write() -> str:
     function = writer.write_function(producer, module)
     imports = sorted({*writer.imports, *_ATTRIBUTE_IMPORTS})
     names = ", ".join(f'"{name}"' for name in sync.__all__)
-    parts = [_HEAD, *imports, f"__all__ = [{names}]", *classes, function]
-    text = "\n".join([*parts, "S3QueuePlugin = QueuePlugin", ""])
     # Plugins of either kind are accepted.
+    plugin = 'PluginT = TypeVar("PluginT", bound=Plugin | jobsync.Plugin)'
+    parts = [_HEAD, *imports, f"__all__ = [{names}]", plugin, *classes, function]
+    text = "\n".join([*parts, "S3QueuePlugin = QueuePlugin", ""])
     return text.replace("Sequence[Plugin]", "Sequence[Plugin | jobsync.Plugin]")
 
 

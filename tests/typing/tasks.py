@@ -1,7 +1,7 @@
-"""Types of tasks: right calls, and wrong ones with the error by which mypy refuses each.
+"""Types of tasks: right calls, and wrong ones with the errors by which each checker refuses them.
 
 Nothing here runs. `make lint` checks it: an `ignore` that is not needed is an error, so each wrong
-call is one that mypy refuses, with that code.
+call is one that mypy and pyright refuse, with these codes.
 """
 
 from datetime import timedelta
@@ -45,14 +45,14 @@ async def right(context: Context, blocking: BlockingContext) -> None:
 
 async def wrong(context: Context) -> None:
     """What is refused."""
-    await send.enqueue()  # type: ignore[call-arg]
-    await send.enqueue(5)  # type: ignore[arg-type]
-    await send.enqueue(too="a")  # type: ignore[call-arg]
-    await send.with_options(dely=3)  # type: ignore[call-arg, misc]
-    await send.with_options(delay="3").enqueue("a")  # type: ignore[arg-type]
-    await resize.enqueue("3")  # type: ignore[arg-type]
-    await track.enqueue(context, 3)  # type: ignore[call-arg, arg-type]
-    await (await send.enqueue("a")).result(3)  # type: ignore[call-arg]
-    send("a", 3)  # type: ignore[arg-type]
-    emails.task(max_retrys=3)  # type: ignore[call-overload]
-    emails.task(timeout="3")  # type: ignore[call-overload]
+    await send.enqueue()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await send.enqueue(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await send.enqueue(too="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await send.with_options(dely=3)  # type: ignore[call-arg, misc]  # pyright: ignore[reportCallIssue]
+    await send.with_options(delay="3").enqueue("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await resize.enqueue("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await track.enqueue(context, 3)  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
+    await (await send.enqueue("a")).result(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    send("a", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    emails.task(max_retrys=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    emails.task(timeout="3")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
