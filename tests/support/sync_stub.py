@@ -69,6 +69,7 @@ _SPECIAL = {"__init__", "__aiter__", "__call__"}
 _RENAMED = {
     "AsyncGenerator": "Iterator",
     "AsyncIterator": "Iterator",
+    "PluginT": "_PluginT",
     "asynccontextmanager": "contextmanager",
 }
 
@@ -89,7 +90,7 @@ def build_stub() -> str:
 
 
 def _write() -> str:
-    writer = _Writer({*list_faces(), "PluginT", "TaskDecorator"})
+    writer = _Writer({*list_faces(), "TaskDecorator"})
     classes = [
         writer.write_class(name, face._kind)  # type: ignore[attr-defined]
         for name, face in list_faces().items()
@@ -104,7 +105,7 @@ def _write() -> str:
     imports = sorted({*writer.imports, *_ATTRIBUTE_IMPORTS})
     names = ", ".join(f'"{name}"' for name in sync.__all__)
     # Plugins of either kind are accepted.
-    plugin = 'PluginT = TypeVar("PluginT", bound=Plugin | jobsync.Plugin)'
+    plugin = '_PluginT = TypeVar("_PluginT", bound=Plugin | jobsync.Plugin)'
     parts = [_HEAD, *imports, f"__all__ = [{names}]", plugin, *classes, function]
     text = "\n".join([*parts, "S3QueuePlugin = QueuePlugin", ""])
     return text.replace("Sequence[Plugin]", "Sequence[Plugin | jobsync.Plugin]")
@@ -172,7 +173,7 @@ class _Writer:
 
     def _import(self, name: str, module: ModuleType) -> None:
         if name in self._faces or name in _RENAMED.values():
-            if name in _RENAMED.values():
+            if name in _RENAMED.values() and name != "_PluginT":
                 source = "contextlib" if name == "contextmanager" else "collections.abc"
                 self.imports.add(f"from {source} import {name}")
             return
