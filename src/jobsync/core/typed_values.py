@@ -29,6 +29,7 @@ _KNOWN = "use types such as str, int, datetime, UUID, a dataclass or a pydantic 
 _AT = r"(?: - at `(?P<path>.+)`)?"
 _EXPECTED = re.compile(rf"Expected (?P<wanted>.+?)(?:, got .+?)?{_AT}", re.DOTALL)
 _MISSING = re.compile(rf"Object missing required field `(?P<name>.+?)`{_AT}", re.DOTALL)
+_UNKNOWN = re.compile(rf"Object contains unknown field `(?P<name>.+?)`{_AT}", re.DOTALL)
 _OTHER = re.compile(rf"(?P<text>.+?){_AT}", re.DOTALL)
 _ROOT = "$[0]"
 
@@ -90,16 +91,17 @@ def find_mismatch(error: BaseException, values: Mapping[str, Any]) -> Mismatch:
                 return Mismatch(name, value, problem)
         return Mismatch("", "…", problem)
     text = str(error)
-    if missing := _MISSING.fullmatch(text):
-        place = _cut(missing["path"])
-        return Mismatch(f"{place}.{missing['name']}".strip("."), "…", "is missing")
+    for pattern, problem in ((_MISSING, "is missing"), (_UNKNOWN, "is not a known field")):
+        if found := pattern.fullmatch(text):
+            return Mismatch(f"{_cut(found['path'])}.{found['name']}".strip("."), "…", problem)
     if expected := _EXPECTED.fullmatch(text):
         path, problem = _cut(expected["path"]), f"must be {expected['wanted']}"
     else:
         other = _OTHER.fullmatch(text)
-        path, problem = _cut(other and other["path"]), f"is wrong: {text}"
-        if found := _find_model_error(error):
-            steps, reason = found
+        path = _cut(other and other["path"])
+        problem = f"is wrong: {other['text'] if other else text}"
+        if refused := _find_model_error(error):
+            steps, reason = refused
             path, problem = ".".join([path, *steps]).strip("."), f"is wrong: {reason}"
     return Mismatch(path, values.get(re.split(r"[.\[]", path, maxsplit=1)[0], "…"), problem)
 
