@@ -380,6 +380,9 @@ class QueuePlugin(CoordinatorPlugin, Generic[RecordT]):
         key: str | Callable[[Mapping[str, Json]], str] | None = ...,
         key_ttl: float | timedelta | None = ...,
         replace: bool = ...,
+        max_concurrency: int | None = ...,
+        rate_limit: str | None = ...,
+        rate_burst: int | None = ...,
         cron: str = ...,
         timezone: str = ...,
     ) -> TaskDecorator: ...

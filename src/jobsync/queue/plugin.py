@@ -36,11 +36,12 @@ from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.executor import Executor, Handler, MessageFunction, MessageHandler
 from jobsync.queue.fleet import PluginFleet
 from jobsync.queue.in_flight import build_reader
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.message_calls import MessageCalls
 from jobsync.queue.message_records import MessageRecords
-from jobsync.queue.opening import open_backend
+from jobsync.queue.opening import check_limits, open_backend
 from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
@@ -146,7 +147,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         self._executor = Executor(
             self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
         )
-        self._known_tasks, self._cron_tasks = {}, {}
+        self._known_tasks, self._cron_tasks, self._task_limits = {}, {}, {}
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
             lambda: self.run_in_background(self._progress.run, "progress"),
@@ -191,6 +192,8 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         return function
 
     def _add_handler(self, task: str, handler: MessageHandler) -> None:
+        if self._backend is not None:
+            check_limits(self.database.store, self._find_limits())
         self._executor.add(task, handler)
         if self.is_running:
             self._workers.start()
@@ -284,7 +287,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             self.queue,
             database.components,
             order=self.settings.order,
-            limits=self.settings.limits,
+            limits=self._find_limits(),
         )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
@@ -292,6 +295,10 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
+
+    def _find_limits(self) -> QueueLimits:
+        # Not a copy: a task may be added later.
+        return msgspec.structs.replace(self.settings.limits, tasks=self._task_limits)
 
     @property
     def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -393,11 +400,15 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         if not self._executor.tasks:
             fix = "pass on_message=, or decorate functions with @queue.task"
             raise Invalid("queue", self.resource, "has no handler", fix)
+        settings = self.settings
+        if self._task_limits:
+            # What is claimed in advance would use up what others may handle now.
+            settings = msgspec.structs.replace(settings, prefetch=0)
         return Worker(
             self._get_backend(),
             self._get_membership(),
             self._executor,
-            self.settings,
+            settings,
             self._retries,
             self._timeout,
             self.database.components,
