@@ -113,11 +113,11 @@ def _cut(path: str | None) -> str:
 
 def _find_model_error(error: BaseException) -> tuple[list[str], str] | None:
     """Return the first place that a model of pydantic refuses, and the reason."""
-    list_errors = getattr(error.__cause__, "errors", None)
-    if not callable(list_errors):
+    try:
+        first = error.__cause__.errors()[0]  # type: ignore[union-attr]
+        return [str(step) for step in first["loc"]], str(first["msg"])
+    except Exception:  # noqa: BLE001 - another error, which has no such places
         return None
-    first = next(iter(list_errors()), None)
-    return first and ([str(step) for step in first["loc"]], first["msg"])
 
 
 def _walk(node: object, seen: set[int]) -> Iterator[object]:

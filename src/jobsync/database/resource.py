@@ -20,7 +20,14 @@ from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Schema
 from jobsync.database.definition import Definition
-from jobsync.database.document import Document, RecordT, as_list, check_id, read_value
+from jobsync.database.document import (
+    VERSION,
+    Document,
+    RecordT,
+    as_list,
+    check_id,
+    read_value,
+)
 from jobsync.database.enqueue_calls import EnqueueCalls
 from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.keyspace import BatchResult, Disposition, create_many, remove_many
@@ -231,7 +238,8 @@ class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
         """
         if self.record_type is not None:
             for document in documents:
-                self.record_type.decode(document)
+                # It has a version once it is written.
+                self.record_type.decode({VERSION: "", **document})
 
     async def _insert(self, record: Any) -> Document:
         (new_id,) = self._ids.records(1)

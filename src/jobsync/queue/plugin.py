@@ -192,7 +192,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         return function
 
     def _add_handler(self, task: str, handler: MessageHandler) -> None:
-        if self._backend is not None:
+        if self.is_running:
             check_limits(self.database.store, self._find_limits())
         self._executor.add(task, handler)
         if self.is_running:

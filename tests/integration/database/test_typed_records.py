@@ -20,6 +20,15 @@ class User(msgspec.Struct):
     version: str = msgspec.field(name="_version", default="")
 
 
+class Stamped(msgspec.Struct):
+    """A record that has what the library adds."""
+
+    name: str
+    id: str
+    version: str = msgspec.field(name="_version")
+    created: float = msgspec.field(name="_created_at")
+
+
 @pytest.fixture
 async def db() -> AsyncIterator[Database]:
     """A connected database."""
@@ -78,6 +87,24 @@ class Doc:
         return isinstance(other, Document) and self.fields.items() <= dict(other).items()
 
     __hash__ = None  # type: ignore[assignment]
+
+
+async def test_a_type_may_require_what_the_library_adds(db: Database) -> None:
+    """A record that is inserted as a dict has it when it is read."""
+    stamped = await (await db.create_resource("stamped", type=Stamped)).insert({"name": "a"})
+    assert stamped.id
+    assert stamped.version
+    assert stamped.created > 0
+    with pytest.raises(Invalid, match="_version must be"):
+        await (await db.create_resource("wrong", type=Misread)).insert({"name": "a"})
+    assert await db.resources.wrong.count() == 0
+
+
+class Misread(msgspec.Struct):
+    """A type that no stored record has."""
+
+    name: str
+    version: int = msgspec.field(name="_version")
 
 
 async def test_nothing_is_written_that_is_not_of_the_type(db: Database) -> None:
