@@ -1,5 +1,6 @@
 """Where messages stand in a queue: orders, groups and keys."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -60,6 +61,7 @@ PAGES_DIFFER = {
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,
     "test_both_limits_hold": _LIMITS,
     "test_no_more_messages_of_a_task_are_claimed_than_it_allows": _LIMITS,
+    "test_claims_of_a_task_at_the_same_time_count_each_other": _LIMITS,
     "test_messages_of_a_task_are_claimed_at_its_rate": _LIMITS,
     "test_limits_of_tasks_hold_in_random_histories": _LIMITS,
     "test_who_pushes_a_key_again_finds_its_finished_message": _PUSH,
@@ -935,6 +937,15 @@ async def test_no_more_messages_of_a_task_are_claimed_than_it_allows(
     ]
     assert count_tasks([each for messages in found for each in messages])["a"] == 2
     assert "a" not in count_tasks(await claim_tasks(other, 9))
+
+
+async def test_claims_of_a_task_at_the_same_time_count_each_other(location: QueueLocation) -> None:
+    """Each waits until those before it are committed."""
+    limits = QueueLimits(tasks={"a": QueueLimits(max_concurrency=3)})
+    backends = [await location.open("emails", limits=limits) for _ in range(6)]
+    await push(backends[0], *range(12), task="a")
+    found = await asyncio.gather(*[claim_tasks(each, 2) for each in backends])
+    assert sum(map(len, found)) == 3
 
 
 async def test_messages_of_a_task_are_claimed_at_its_rate(location: QueueLocation) -> None:
