@@ -1148,8 +1148,8 @@ UPDATE {schema}.jobsync_limit SET tokens = %(tokens)s, refilled = clock_timestam
 WHERE queue = %(queue)s RETURNING 1;
 
 -- name: read_task_usage
--- Of the tasks that have messages to claim: how many are claimed, how many the rate allowed when they
--- were counted last, and the seconds since then.
+-- Of the tasks that have messages to claim, now or later: how many are claimed, how many the rate
+-- allowed when they were counted last, and the seconds since then.
 SELECT t.name, (
     SELECT count(*) FROM {schema}.jobsync_claim AS c
     CROSS JOIN LATERAL unnest(c.tasks, string_to_array(c.outcomes, NULL)) AS m (task, outcome)
@@ -1166,7 +1166,7 @@ WHERE EXISTS (
   WHERE queue = %(queue)s AND state = 'task_ranked' AND task = t.name
 ) OR EXISTS (
   SELECT 1 FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND due <= {now}
+  WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name
 );
 
 -- name: use_task_tokens

@@ -904,8 +904,8 @@ FROM jobsync_limit WHERE queue = :queue;
 UPDATE jobsync_limit SET tokens = :tokens, boot = :boot, refilled = :mono WHERE queue = :queue;
 
 -- name: read_task_usage
--- Of the tasks that have messages to claim: how many are claimed, how many the rate allowed when they
--- were counted last, and the seconds since then.
+-- Of the tasks that have messages to claim, now or later: how many are claimed, how many the rate
+-- allowed when they were counted last, and the seconds since then.
 SELECT t.value, (
     SELECT count(*) FROM {in_claim} WHERE c.queue = :queue AND c.open > 0
     AND json_extract({item}, '$[7]') = t.value AND {outcome} = 'o'
@@ -919,8 +919,7 @@ WHERE EXISTS (
   WHERE queue = :queue AND state = 'task_ranked' AND task = t.value
 ) OR EXISTS (
   SELECT 1 FROM jobsync_message
-  WHERE queue = :queue AND state = 'task_waiting' AND task = t.value AND suspect IN (0, 1)
-  AND {is_due}
+  WHERE queue = :queue AND state = 'task_waiting' AND task = t.value
 );
 
 -- name: use_task_tokens
