@@ -37,10 +37,11 @@ setup: ## create .venv with everything that the tests need; PYTHON=python3.13 cr
 test: setup ## all tests, on two cores; PYTHON=python3.13 runs them with that interpreter
 	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: setup ## ruff, mypy, import-linter
+lint: setup ## ruff, mypy, pyright, import-linter
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright -p tests/typing --pythonpath $(PY)
 	$(VENV)/bin/lint-imports
 
 format: setup ## rewrite the code in the project's format

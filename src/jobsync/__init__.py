@@ -15,13 +15,16 @@ if _typing.TYPE_CHECKING:
     from jobsync.coordination.membership import Membership, Peer
     from jobsync.coordination.settings import CoordinatorSettings
     from jobsync.coordination.term import Term
+    from jobsync.core.clock import Wall
     from jobsync.core.messages import Cancel, Snooze
+    from jobsync.core.schema import Schema
+    from jobsync.database.cleanup import DatabaseTidied
     from jobsync.database.coordinator_plugin import CoordinatorPlugin
     from jobsync.database.database import Database
     from jobsync.database.document import Document
     from jobsync.database.locks import Lock
     from jobsync.database.plugin import Plugin
-    from jobsync.database.plugin_storage import PluginStorage
+    from jobsync.database.plugin_storage import PluginStorage, StoredValue
     from jobsync.database.producer import producer
     from jobsync.database.readable_resource import Page
     from jobsync.database.resource import Resource
@@ -48,13 +51,15 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.coordination_config import CoordinationConfig
     from jobsync.jobs.events import RebalanceEvent
     from jobsync.jobs.job import Job
+    from jobsync.jobs.registration import NodeInfo
     from jobsync.jobs.task import Task
     from jobsync.queue.backend import MessageInfo
     from jobsync.queue.context import BlockingContext, Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.queue.pull import ClaimedMessage
-    from jobsync.queue.tasks import QueueTask, TaskHandle
-    from jobsync.queue.usage import UsageEstimate
+    from jobsync.queue.task_calls import TaskDecorator
+    from jobsync.queue.tasks import QueueTask, TaskCall, TaskHandle
+    from jobsync.queue.usage import RequestCounts, UsageEstimate
     from jobsync.scheduler.context import JobContext
     from jobsync.scheduler.history import HistoryEntry
     from jobsync.scheduler.operations import JobStatus
@@ -71,6 +76,7 @@ if _typing.TYPE_CHECKING:
         Unknown,
     )
     from jobsync.stores.opening import open_store
+    from jobsync.ttl.events import CleanupCompleted
     from jobsync.ttl.plugin import TTLPlugin
 
 __all__ = [
@@ -81,6 +87,7 @@ __all__ = [
     "Cancel",
     "ClaimLost",
     "ClaimedMessage",
+    "CleanupCompleted",
     "Components",
     "Conflict",
     "Conflicted",
@@ -91,6 +98,7 @@ __all__ = [
     "CoordinatorSettings",
     "Corrupt",
     "Database",
+    "DatabaseTidied",
     "Delete",
     "Document",
     "Entry",
@@ -116,6 +124,7 @@ __all__ = [
     "MissingExtra",
     "NewerFormat",
     "NoResult",
+    "NodeInfo",
     "NotFound",
     "OutcomeUnknown",
     "Page",
@@ -127,18 +136,24 @@ __all__ = [
     "QueueTask",
     "RebalanceEvent",
     "Record",
+    "RequestCounts",
     "Resource",
     "S3QueuePlugin",
     "SchedulerPlugin",
+    "Schema",
     "Snooze",
     "Store",
+    "StoredValue",
     "TTLPlugin",
     "Task",
+    "TaskCall",
+    "TaskDecorator",
     "TaskHandle",
     "Term",
     "Unavailable",
     "Unknown",
     "UsageEstimate",
+    "Wall",
     "open_store",
     "producer",
 ]
@@ -166,7 +181,7 @@ _MODULES = {
     "database.plugin": ("Plugin",),
     "database.producer": ("producer",),
     "database.resource": ("Resource",),
-    "database.plugin_storage": ("PluginStorage",),
+    "database.plugin_storage": ("PluginStorage", "StoredValue"),
     "errors": (
         "ClaimLost",
         "Conflict",
@@ -198,12 +213,18 @@ _MODULES = {
     "queue.context": ("BlockingContext", "Context"),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "queue.pull": ("ClaimedMessage",),
-    "queue.tasks": ("QueueTask", "TaskHandle"),
-    "queue.usage": ("UsageEstimate",),
+    "queue.tasks": ("QueueTask", "TaskCall", "TaskHandle"),
+    "queue.usage": ("RequestCounts", "UsageEstimate"),
     "scheduler.context": ("JobContext",),
     "scheduler.history": ("HistoryEntry",),
     "scheduler.operations": ("JobStatus",),
     "scheduler.plugin": ("SchedulerPlugin",),
+    "ttl.events": ("CleanupCompleted",),
+    "database.cleanup": ("DatabaseTidied",),
+    "jobs.registration": ("NodeInfo",),
+    "core.schema": ("Schema",),
+    "core.clock": ("Wall",),
+    "queue.task_calls": ("TaskDecorator",),
     "ttl.plugin": ("TTLPlugin",),
     "stores.contract": (
         "Applied",

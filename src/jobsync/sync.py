@@ -43,6 +43,9 @@ from jobsync.errors import Unavailable
 from jobsync.loop_calls import Background
 from jobsync.queue.plugin import QueuePlugin as AsyncQueuePlugin
 from jobsync.queue.pull import ClaimedMessage as AsyncClaimedMessage
+from jobsync.queue.tasks import QueueTask as AsyncQueueTask
+from jobsync.queue.tasks import TaskCall as AsyncTaskCall
+from jobsync.queue.tasks import TaskHandle as AsyncTaskHandle
 from jobsync.scheduler.plugin import SchedulerPlugin as AsyncSchedulerPlugin
 from jobsync.ttl.plugin import TTLPlugin as AsyncTTLPlugin
 
@@ -54,10 +57,13 @@ __all__ = [
     "Plugin",
     "PluginStorage",
     "QueuePlugin",
+    "QueueTask",
     "Resource",
     "S3QueuePlugin",
     "SchedulerPlugin",
     "TTLPlugin",
+    "TaskCall",
+    "TaskHandle",
     "producer",
 ]
 
@@ -78,6 +84,9 @@ class _Face:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         _set_wrapped(self, self._kind(*_unwrap_all(arguments), **_unwrap_named(options)))
+
+    def __class_getitem__(cls, _: object) -> type[Self]:
+        return cls
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "wrapped":
@@ -392,16 +401,36 @@ def _disconnect_all() -> None:
             thread.disconnect(database, functools.partial(database.disconnect, within=_EXIT_TIME))
 
 
+class _TaskQueue(_Face):
+    """What makes functions tasks, whose calls block."""
+
+    @functools.wraps(AsyncQueuePlugin.task)
+    def task(self, function: Any = None, **options: Any) -> Any:
+        made = _call_method(self, "task", function, **options)
+        add = functools.partial(_call_method, self, "task", **options)
+        return add if function is None else made
+
+
+class _TaskFunction(_Face):
+    """A task, which calls its function when it is called."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.wrapped(*arguments, **named)
+
+
 CachePlugin = _derive(AsyncCachePlugin)
 ClaimedMessage = _derive(AsyncClaimedMessage)
 CoordinatorPlugin = _derive(AsyncCoordinatorPlugin)
 Database = _derive(AsyncDatabase, _Lifecycle)
 Plugin = _derive(AsyncPlugin)
 PluginStorage = _derive(AsyncPluginStorage)
-QueuePlugin = S3QueuePlugin = _derive(AsyncQueuePlugin)
+QueuePlugin = S3QueuePlugin = _derive(AsyncQueuePlugin, _TaskQueue)
+QueueTask = _derive(AsyncQueueTask, _TaskFunction)
 Resource = _derive(AsyncResource)
 SchedulerPlugin = _derive(AsyncSchedulerPlugin)
 TTLPlugin = _derive(AsyncTTLPlugin)
+TaskCall = _derive(AsyncTaskCall)
+TaskHandle = _derive(AsyncTaskHandle)
 
 
 @functools.wraps(async_producer)

@@ -1,6 +1,8 @@
 """Where messages stand in a queue: orders, groups and keys."""
 
+import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +60,10 @@ PAGES_DIFFER = {
     "test_a_full_queue_says_what_else_there_is": _LIMITS,
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,
     "test_both_limits_hold": _LIMITS,
+    "test_no_more_messages_of_a_task_are_claimed_than_it_allows": _LIMITS,
+    "test_claims_of_a_task_at_the_same_time_count_each_other": _LIMITS,
+    "test_messages_of_a_task_are_claimed_at_its_rate": _LIMITS,
+    "test_limits_of_tasks_hold_in_random_histories": _LIMITS,
     "test_who_pushes_a_key_again_finds_its_finished_message": _PUSH,
     "test_a_push_stays_in_doubt_if_nobody_can_say_who_holds_its_key": _PUSH,
     "test_what_others_do_meanwhile_makes_no_push_in_doubt_lie": _PUSH,
@@ -885,6 +891,125 @@ async def test_both_limits_hold(location: QueueLocation) -> None:
     await settle(backend, first)
     assert len(await claim(backend)) == 1
     assert await claim(backend) == []
+
+
+TASKS = ("", "a", "b", "c")
+
+
+async def claim_tasks(backend: QueueBackend, limit: int = 5, session: str = ME) -> list[Any]:
+    """Claim messages of these tasks, and of none, until there are no more; return them."""
+    messages: list[Any] = []
+    while True:
+        wanted = limit - len(messages)
+        found = await backend.claim(wanted, session=session, visibility=60, tasks=TASKS)
+        messages += found.messages
+        if not found.more or len(messages) == limit:
+            return messages
+
+
+def count_tasks(messages: Sequence[Message]) -> dict[str, int]:
+    """Return how many messages each task has."""
+    return dict(Counter(each.task for each in messages))
+
+
+async def test_no_more_messages_of_a_task_are_claimed_than_it_allows(
+    location: QueueLocation,
+) -> None:
+    """By all processes together, in the order of all tasks; others do not wait for it."""
+    limits = QueueLimits(tasks={"a": QueueLimits(max_concurrency=2)})
+    mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
+    for number, task in enumerate("aabaac"):
+        await push(mine, number, task=task)
+    await push(mine, "plain")
+    first = await claim_tasks(mine, 1)
+    second = await claim_tasks(other, 9, OTHER)
+    assert values([*first, *second]) == [0, 1, 2, 5, "plain"]
+    for move in ("complete", "retry", "bury"):
+        await settle(mine, first[:1], move)
+        first = [*first[1:], *await claim_tasks(mine, 9)]
+        assert count_tasks([*first, *second])["a"] == 2
+        assert await claim_tasks(other, 9) == []
+    await mine.end_claims({ME, OTHER})
+    # What dead workers had claimed is claimed alone, and counts too.
+    found = [
+        (await mine.claim(1, session=ME, visibility=60, suspects=True, tasks=TASKS)).messages
+        for _ in range(6)
+    ]
+    assert count_tasks([each for messages in found for each in messages])["a"] == 2
+    assert "a" not in count_tasks(await claim_tasks(other, 9))
+
+
+async def test_claims_of_a_task_at_the_same_time_count_each_other(location: QueueLocation) -> None:
+    """Each waits until those before it are committed."""
+    limits = QueueLimits(tasks={"a": QueueLimits(max_concurrency=3)})
+    backends = [await location.open("emails", limits=limits) for _ in range(6)]
+    await push(backends[0], *range(12), task="a")
+    found = await asyncio.gather(*[claim_tasks(each, 2) for each in backends])
+    assert sum(map(len, found)) == 3
+
+
+async def test_messages_of_a_task_are_claimed_at_its_rate(location: QueueLocation) -> None:
+    """By all processes together; who claims nothing hears when there is more."""
+    limits = QueueLimits(
+        tasks={"a": QueueLimits(rate=0.1, burst=2), "b": QueueLimits(rate=0.01, max_concurrency=9)}
+    )
+    mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
+    for task in "aaaaaabbcc":
+        await push(mine, f"{task}-{random.random()}", task=task)
+    claimed = await claim_tasks(mine, 9)
+    assert count_tasks(claimed) == {"a": 2, "b": 1, "c": 2}
+    await settle(mine, claimed)
+    found = await other.claim(5, session=OTHER, visibility=60, tasks=TASKS)
+    assert (found.messages, found.more) == ([], False)
+    assert found.due is not None
+    assert 5 < found.due <= 10
+    location.advance(11)
+    assert count_tasks(await claim_tasks(other)) == {"a": 1}
+    location.advance(100)
+    assert count_tasks(await claim_tasks(mine)) == {"a": 2, "b": 1}
+    location.advance(100)
+    # Without messages, the rate of a task keeps nobody awake.
+    last = await mine.claim(5, session=ME, visibility=60, tasks=["b"])
+    assert (last.messages, last.due) == ([], None)
+    await push(mine, "later", task="b", delay=5)
+    last = await mine.claim(5, session=ME, visibility=60, tasks=["b"])
+    assert last.due is not None
+    assert 4 < last.due <= 5
+    location.advance(6)
+    assert count_tasks(await claim_tasks(mine)) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+async def test_limits_of_tasks_hold_in_random_histories(
+    location: QueueLocation, order: QueueOrder
+) -> None:
+    """Beside that of the queue; and whatever may be claimed is."""
+    own = {"a": 1, "b": 2}
+    limits = QueueLimits(
+        max_concurrency=5,
+        tasks={name: QueueLimits(max_concurrency=most) for name, most in own.items()},
+    )
+    backend = await location.open("emails", order=order, limits=limits)
+    chance, held, waiting = random.Random(3), [], Counter[str]()
+    for number in range(60):
+        task = chance.choice(TASKS)
+        await push(backend, number, task=task)
+        waiting[task] += 1
+        if chance.random() < 0.6:
+            claimed = await claim_tasks(backend, chance.randrange(1, 7))
+            held += claimed
+            waiting.subtract(each.task for each in claimed)
+        counts = Counter(each.task for each in held)
+        assert len(held) <= 5
+        assert all(counts[name] <= most for name, most in own.items())
+        if chance.random() < 0.5 and held:
+            await settle(backend, [held.pop(chance.randrange(len(held)))])
+    while claimed := await claim_tasks(backend):
+        held += claimed
+        waiting.subtract(each.task for each in claimed)
+        await settle(backend, held)
+        held = []
+    assert waiting.total() == 0
 
 
 @pytest.mark.parametrize("most", [2, 3])

@@ -65,7 +65,7 @@ def _describe_class(name: str, kind: type) -> Iterator[str]:
         if base in public or base.__module__ in {"builtins", "collections.abc"}
     ]
     yield f"class {name}({', '.join(bases)})"
-    if inspect.getattr_static(kind, "__init__") is not Exception.__init__:
+    if inspect.getattr_static(kind, "__init__") not in {Exception.__init__, dict.__init__}:
         yield f"    {_call('__init__', kind)}"
     ours = [base for base in kind.__mro__ if base.__module__.startswith("jobsync")]
     protocols = {name for base in ours for name in vars(base)} & _PROTOCOLS

@@ -15,7 +15,7 @@ import msgspec
 from worker_protocol import FactWriter, WorkerOptions, read_options
 
 from jobsync import Context, Database, Document, Event, OutcomeUnknown, QueuePlugin, Unavailable
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.enqueue_calls import EnqueueOptions
 
 __all__ = ["Mode", "QueueOptions"]
 

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import jobsync
 from jobsync import sync
+from jobsync.queue.task_calls import TaskDecorator
 
 __all__ = ["STUB", "build_stub", "list_faces"]
 
@@ -22,7 +23,7 @@ STUB = Path(jobsync.__file__).with_name("sync.pyi")
 _HEAD = "# Written by `make api` from the classes of `jobsync`; compared by test_sync.py.\n"
 
 _ATTRIBUTES = {
-    "ClaimedMessage": ("id: str", "data: Document", "attempt: int", "max_attempts: int"),
+    "ClaimedMessage": ("id: str", "data: RecordT", "attempt: int", "max_attempts: int"),
     "Database": (
         "resources: Registry[Resource]",
         "plugins: Registry[Any]",
@@ -31,13 +32,18 @@ _ATTRIBUTES = {
     ),
     "Plugin": ("name: str", "namespace: str", "events: Events"),
     "QueuePlugin": ("settings: QueueSettings", "resource: str"),
+    "QueueTask": ("function: Callable[Q, C]",),
     "Resource": ("name: str", "events: Events"),
+    "TaskCall": ("name: str", "queue: QueuePlugin[Any]"),
+    "TaskHandle": ("id: str",),
 }
 """What objects have besides methods and properties."""
 
 _ATTRIBUTE_IMPORTS = (
     "import jobsync",
-    "from typing import Any, Self",
+    "import builtins",
+    "from collections.abc import Callable",
+    "from typing import Any, Generic, Protocol, Self, TypeVar",
     "from types import TracebackType",
     "from jobsync.database.document import Document",
     "from jobsync.database.registry import Registry",
@@ -57,9 +63,13 @@ _LIFECYCLE = """
     ) -> None: ...
 """
 
+_SPECIAL = {"__init__", "__aiter__", "__call__"}
+"""What is shown although its name begins with an underscore."""
+
 _RENAMED = {
     "AsyncGenerator": "Iterator",
     "AsyncIterator": "Iterator",
+    "PluginT": "_PluginT",
     "asynccontextmanager": "contextmanager",
 }
 
@@ -80,21 +90,24 @@ def build_stub() -> str:
 
 
 def _write() -> str:
-    writer = _Writer(set(list_faces()))
+    writer = _Writer({*list_faces(), "TaskDecorator"})
     classes = [
         writer.write_class(name, face._kind)  # type: ignore[attr-defined]
         for name, face in list_faces().items()
         if face.__name__ == name
     ]
+    # What makes tasks returns those that block.
+    classes.append(writer.write_class("TaskDecorator", TaskDecorator))
     (producer,) = ast.parse(inspect.getsource(inspect.unwrap(sync.producer))).body
     assert isinstance(producer, ast.FunctionDef)
     module = sys.modules[inspect.unwrap(sync.producer).__module__]
     function = writer.write_function(producer, module)
     imports = sorted({*writer.imports, *_ATTRIBUTE_IMPORTS})
     names = ", ".join(f'"{name}"' for name in sync.__all__)
-    parts = [_HEAD, *imports, f"__all__ = [{names}]", *classes, function]
-    text = "\n".join([*parts, "S3QueuePlugin = QueuePlugin", ""])
     # Plugins of either kind are accepted.
+    plugin = '_PluginT = TypeVar("_PluginT", bound=Plugin | jobsync.Plugin)'
+    parts = [_HEAD, *imports, f"__all__ = [{names}]", plugin, *classes, function]
+    text = "\n".join([*parts, "S3QueuePlugin = QueuePlugin", ""])
     return text.replace("Sequence[Plugin]", "Sequence[Plugin | jobsync.Plugin]")
 
 
@@ -108,8 +121,15 @@ class _Writer:
     def write_class(self, name: str, kind: type) -> str:
         """Return the class for callers that block."""
         derived = next((base.__name__ for base in kind.__mro__[1:] if _is_face(base)), "")
-        lines = [f"class {name}({derived}):" if derived else f"class {name}:"]
-        lines += [f"    wrapped: jobsync.{name}"] if not derived else []
+        parameters = [each.__name__ for each in getattr(kind, "__parameters__", ())]
+        for each in parameters:
+            self._import(each, sys.modules[kind.__module__])
+        subscript = f"[{', '.join(parameters)}]" if parameters else ""
+        bases = [self._name_base(kind, derived)] if derived else []
+        bases += ["Protocol"] if getattr(kind, "_is_protocol", False) else []
+        bases += [f"Generic{subscript}"] if subscript else []
+        lines = [f"class {name}({', '.join(bases)}):" if bases else f"class {name}:"]
+        lines += [f"    wrapped: jobsync.{name}{subscript}"] if name in sync.__all__ else []
         lines += [f"    {attribute}" for attribute in _ATTRIBUTES.get(name, ())]
         skipped = {"connect", "disconnect"} if name == "Database" else set()
         seen: set[str] = set()
@@ -124,7 +144,16 @@ class _Writer:
                 seen |= {function.name for function in _list_functions(base)}
         if name == "Database":
             lines.append(_LIFECYCLE)
-        return "\n".join([*lines, "    ..."])
+        text = "\n".join([*lines, "    ..."])
+        # In a class with a verb of this name, the type has to be named in full.
+        return text.replace("list[", "builtins.list[") if "def list(" in text else text
+
+    def _name_base(self, kind: type, derived: str) -> str:
+        """Return a base class, with what its type parameters are."""
+        for base in getattr(kind, "__orig_bases__", ()):
+            if getattr(base, "__origin__", base).__name__ == derived and hasattr(base, "__args__"):
+                return f"{derived}[{', '.join(each.__name__ for each in base.__args__)}]"
+        return derived
 
     def write_function(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, module: ModuleType
@@ -144,7 +173,7 @@ class _Writer:
 
     def _import(self, name: str, module: ModuleType) -> None:
         if name in self._faces or name in _RENAMED.values():
-            if name in _RENAMED.values():
+            if name in _RENAMED.values() and name != "_PluginT":
                 source = "contextlib" if name == "contextmanager" else "collections.abc"
                 self.imports.add(f"from {source} import {name}")
             return
@@ -191,7 +220,7 @@ def _list_functions(kind: type) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
     ]
     overloaded = {item.name for item in functions if _has_decorator(item, "overload")}
     for item in functions:
-        is_public = not item.name.startswith("_") or item.name in {"__init__", "__aiter__"}
+        is_public = not item.name.startswith("_") or item.name in _SPECIAL
         is_shown = item.name not in overloaded or _has_decorator(item, "overload")
         if is_public and is_shown and not _has_decorator(item, "abstractmethod"):
             yield item

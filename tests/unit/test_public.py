@@ -1,6 +1,10 @@
 """The public namespace."""
 
 import difflib
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any
 
 from public_api import RECORDED, describe
 
@@ -30,3 +34,59 @@ def test_the_public_interface_is_as_recorded() -> None:
     changes = difflib.unified_diff(recorded, actual, "recorded", "actual", lineterm="", n=2)
     shown = "\n".join(changes)
     assert not shown, f"the public interface has changed; if on purpose, run `make api`:\n{shown}"
+
+
+_PARTS = {
+    "Definition",
+    "ElectionSettings",
+    "ExpiryRule",
+    "HomeLoop",
+    "Ids",
+    "Partition",
+    "Session",
+    "SessionRecord",
+    "SharedSession",
+    "SqlAccess",
+    "Timing",
+    "TransactionBlock",
+}
+"""What only parts of this library pass to each other."""
+
+
+def test_what_public_calls_return_can_be_imported() -> None:
+    """So that a program can annotate its own functions."""
+    public = [getattr(jobsync, name) for name in jobsync.__all__]
+    missing = {
+        f"{found.__name__}, of {kind.__name__}.{name}"
+        for kind in public
+        if isinstance(kind, type)
+        for name in dir(kind)
+        if not name.startswith("_")
+        for returned in _find_returned(inspect.getattr_static(kind, name))
+        for found in _list_classes(returned)
+        if found.__name__ not in {*jobsync.__all__, *_PARTS}
+    }
+    assert missing == set()
+
+
+def _find_returned(member: Any) -> list[Any]:
+    function = member.fget if isinstance(member, property) else member
+    function = inspect.unwrap(function) if callable(function) else function
+    if not inspect.isfunction(function):
+        return []
+    # Some names are imported for type checkers only.
+    known = {name: getattr(jobsync, name) for name in jobsync.__all__} | dict.fromkeys(_PARTS)
+    each = [function, *typing.get_overloads(function)]
+    return [typing.get_type_hints(one, localns=known).get("return") for one in each]
+
+
+def _list_classes(kind: Any) -> Iterator[type]:
+    """Yield the classes of this library within an annotation."""
+    if isinstance(kind, list | tuple):
+        for each in kind:
+            yield from _list_classes(each)
+        return
+    yield from _list_classes(typing.get_args(kind))
+    found = typing.get_origin(kind) or kind
+    if isinstance(found, type) and found.__module__.startswith("jobsync."):
+        yield found

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from jobsync import settings
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
-from jobsync.queue.settings import QueueSettings
+from jobsync.queue.settings import QueueOptions, QueueSettings
 from jobsync.setting_fields import Origin
 from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
 
@@ -453,3 +453,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "jobsync.toml").mkdir()
     with pytest.raises(Misconfigured, match="cannot be read"):
         Sources.load({}, tmp_path)
+
+
+def test_type_checkers_know_every_option_of_a_queue() -> None:
+    """With the type that the setting has; the other names of an option have that of the option."""
+    settings_hints = get_type_hints(CoordinatorSettings) | get_type_hints(QueueSettings)
+    known = {field: settings_hints[field] for field in settings_hints if not field.startswith("_")}
+    aliases = {"workers": int, "max_retries": int | None, "ticket_interval": float}
+    assert get_type_hints(QueueOptions) == known | aliases

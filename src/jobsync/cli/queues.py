@@ -28,7 +28,7 @@ from jobsync.errors import Invalid
 if TYPE_CHECKING:
     from jobsync.components import Components
     from jobsync.database.database import Database
-    from jobsync.database.resource import EnqueueOptions
+    from jobsync.database.enqueue_calls import EnqueueOptions
     from jobsync.queue.backend import MessageInfo, QueueBackend
     from jobsync.status.queues import QueueStatus
     from jobsync.stores.contract import Store

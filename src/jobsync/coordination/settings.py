@@ -4,12 +4,14 @@ Durations are seconds. Defaults depend on the store: a heartbeat every 5 s where
 free, every 30 s where they cost money.
 """
 
+from typing import TypedDict
+
 from jobsync.core.trust import Timing, check_duration
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section
 from jobsync.stores.contract import Store
 
-__all__ = ["CoordinatorSettings", "ElectionSettings"]
+__all__ = ["CoordinatorOptions", "CoordinatorSettings", "ElectionSettings"]
 
 
 class ElectionSettings(Settings, frozen=True, kw_only=True):
@@ -90,3 +92,17 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
             cold_start_preparation_delay=beat / 6 if delay is None else delay,
             skip_cold_start=self.skip_cold_start,
         )
+
+
+class CoordinatorOptions(TypedDict, total=False):
+    """Options as they are passed to a plugin with a coordinator: see `CoordinatorSettings`."""
+
+    enable_coordinator: bool
+    heartbeat_interval: float | None
+    worker_timeout: float | None
+    min_epoch_duration: float
+    max_epoch_duration: float
+    cold_start_observation_window: float | None
+    cold_start_preparation_delay: float | None
+    skip_cold_start: bool
+    coordinator_work_interval: float | None

@@ -9,14 +9,11 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from jobsync.components import Components
-from jobsync.core.attributes import parse
-from jobsync.core.partitions import parse_partitions
-from jobsync.core.schema import Fields
 from jobsync.core.urls import StoreUrl
 from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, DatabaseTidied
@@ -26,19 +23,16 @@ from jobsync.database.connection import (
     DatabaseDisconnected,
     StoreTarget,
 )
-from jobsync.database.definition import Rule
 from jobsync.database.home_loop import HomeLoop, on_home_loop
-from jobsync.database.hooks import parse_hooks
-from jobsync.database.index_calls import IndexCalls
 from jobsync.database.plugin import Plugin
 from jobsync.database.plugin_set import PluginSet
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
-from jobsync.database.registry import Registry, ResourceRegistry, check_text_name
-from jobsync.database.resource import Resource
+from jobsync.database.registry import Registry, ResourceRegistry
+from jobsync.database.resource_calls import ResourceCalls
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, JobsyncError, Misconfigured
+from jobsync.errors import Invalid, Misconfigured
 from jobsync.events import EventEmitter
 from jobsync.safe_text import format_error
 from jobsync.stores.contract import Store
@@ -52,7 +46,7 @@ _left_to_parent: list[Connection] = []
 
 
 @on_home_loop
-class Database(EventEmitter, IndexCalls):
+class Database(EventEmitter, ResourceCalls):
     """A store with resources and plugins.
 
     It lives on the event loop that connects it; calls from other loops run there.
@@ -236,95 +230,6 @@ class Database(EventEmitter, IndexCalls):
         if not self.works:
             problem = f"cannot {action} with work=False: it has no session"
             raise Invalid("database", self.store_name, problem, "connect one without work=False")
-
-    async def create_resource(
-        self,
-        name: str,
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        strict: bool | None = None,
-        partitions: Mapping[str, Any] | None = None,
-        hooks: Mapping[str, Any] | None = None,
-    ) -> Resource:
-        """Define a resource, or use the existing one.
-
-        Args:
-            name: a letter, then letters, digits, `_` and `-`.
-            attributes: what its records look like, such as `{"name": "string|required"}`;
-                without them the existing definition stays, or anything is allowed.
-            strict: whether fields that are not described are refused; by default they are
-                stored.
-            partitions: fields by whose values records can be found without reading the
-                others, such as `{"by_region": ["region"]}`. They are added to those that the
-                resource has; records that exist already are added in the background.
-            hooks: functions around its verbs, by names such as `before_insert`.
-
-        Raises:
-            Invalid: a name, type or rule is unknown, or existing records would no longer
-                pass; gives the reason. Nothing was written.
-        """
-        fields = None if attributes is None else parse(attributes)
-        if hooks is not None:
-            parse_hooks(hooks)
-        rules: Sequence[Rule] = ()
-        if partitions is not None:
-            rules = parse_partitions(partitions, self._registry.list_fields(name, fields))
-        resource = await self.define_resource(name, fields, strict=strict, rules=rules)
-        resource.add_hooks(hooks or {})
-        return resource
-
-    async def define_resource(
-        self,
-        name: str,
-        fields: Fields | None = None,
-        *,
-        strict: bool | None = None,
-        rules: Sequence[Rule] = (),
-    ) -> Resource:
-        """Define a resource by what was parsed already; for plugins. See `create_resource`."""
-        resource = await self._registry.define(name, fields, strict=strict, rules=rules)
-        definition = resource.definition
-        for rule in [*rules, *self._plugins.choose_rules(definition)]:
-            if dispute := definition.find_dispute(rule):
-                self.events.emit(dispute)
-        if self.works and not definition.is_settled:
-            self._backfill.start(name)
-        return resource
-
-    def resource(self, name: str) -> Resource:
-        """Return a resource known since `connect`, `create_resource` or `list_resources`.
-
-        Raises:
-            NotFound: there is no such resource; lists the known ones.
-        """
-        self._get_connection()
-        return self.resources[name]
-
-    async def list_resources(self) -> list[str]:
-        """Read which resources there are, including those that others have defined since."""
-        return await self._registry.refresh()
-
-    async def drop_resource(self, name: str) -> None:
-        """Remove a resource and all its records.
-
-        The records go first: if it fails half-way, repeat it. Processes that still write to
-        the resource bring records back; stop them before.
-
-        Raises:
-            NotFound: there is no such resource.
-            Conflict: its definition was changed meanwhile.
-            Incomplete: some records could not be removed; lists which.
-        """
-        name = check_text_name(name)
-        # It would note its progress again.
-        await self._backfill.stop(name)
-        try:
-            await self._registry.drop(name)
-        except JobsyncError:
-            # Its indexes are still to be completed.
-            if self.works and self.is_connected:
-                self._backfill.start(name)
-            raise
 
     async def use_plugin(self, plugin: PluginT, alias: str | None = None) -> PluginT:
         """Add a plugin. It starts with `connect`, or at once if already connected.

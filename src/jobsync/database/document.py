@@ -7,7 +7,7 @@ everything else, which has no order of its own. Documents that tie keep the orde
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ __all__ = [
     "UPDATED",
     "VERSION",
     "Document",
+    "RecordT",
     "SortKey",
     "as_list",
     "check_id",
@@ -121,6 +122,16 @@ class Document(Mapping[str, Json]):
     def _explain_missing(self, name: object) -> str:
         hint = closest_name(str(name), self)
         return f"the record has no {name!r}" + (f"; did you mean {hint}?" if hint else "")
+
+
+if TYPE_CHECKING:
+    # Type checkers know this module; nothing has to be installed.
+    from typing_extensions import TypeVar as _TypeVar
+
+    RecordT = _TypeVar("RecordT", default=Document)
+    """What records or messages are read as: documents, unless they have a type."""
+else:
+    RecordT = TypeVar("RecordT")
 
 
 _set_record = Document.__dict__["_record"].__set__

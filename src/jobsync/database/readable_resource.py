@@ -5,14 +5,22 @@ decoded are reported and left out.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from typing import TypeAlias
+from typing import Generic, TypeAlias, cast
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.database.document import Document, as_list, check_id, parse_sort, sort_documents
+from jobsync.database.document import (
+    Document,
+    RecordT,
+    as_list,
+    check_id,
+    parse_sort,
+    sort_documents,
+)
 from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.hooks import HookedVerbs
+from jobsync.database.record_types import RecordType
 from jobsync.database.resource_records import PartitionValues, ResourceRecords, Selection
 from jobsync.errors import Invalid
 from jobsync.stores.contract import Where
@@ -23,27 +31,30 @@ __all__ = ["Page", "ReadableResource"]
 _MAX_PAGE = 100_000
 
 
-class Page(msgspec.Struct, frozen=True):
+class Page(msgspec.Struct, Generic[RecordT], frozen=True):
     """A page of records, and where the next one begins."""
 
-    items: list[Document]
+    items: list[RecordT]
     next: str | None
     """Pass it as `after`; None at the end."""
 
 
 # In the class, `list` is a verb.
-Documents: TypeAlias = list[Document]
+Records: TypeAlias = list[RecordT]
 Names: TypeAlias = list[str]
 
 
 @on_home_loop
-class ReadableResource(HookedVerbs):
+class ReadableResource(HookedVerbs, Generic[RecordT]):
     """The reading half of a resource.
 
     Args:
         records: as they are stored.
         components: the events that receive reports of damaged records.
         home_loop: the event loop of the database.
+
+    Attributes:
+        record_type: what records are read as; without it they are documents.
     """
 
     def __init__(
@@ -53,10 +64,12 @@ class ReadableResource(HookedVerbs):
         self.home_loop = home_loop
         self.records = records
         self._corruption_log = CorruptionLog(records.keyspace.prefix.rstrip("/"), components.events)
+        self.record_type: RecordType[RecordT] | None = None
 
-    async def get(self, id: str) -> Document | None:
+    async def get(self, id: str) -> RecordT | None:
         """Read a record; None if there is none."""
-        return await self._run_verb("get", id, self._get)
+        found = await self._run_verb("get", id, self._get)
+        return None if found is None else self._read(found)
 
     async def exists(self, id: str) -> bool:
         """Whether there is a record with this id."""
@@ -66,13 +79,13 @@ class ReadableResource(HookedVerbs):
 
         return await self._run_verb("exists", id, work)
 
-    async def get_many(self, ids: Iterable[str]) -> list[Document | None]:
+    async def get_many(self, ids: Iterable[str]) -> list[RecordT | None]:
         """Read records in the order of the given ids; None where there is none."""
         inputs = await self._hooks.before_all("get", as_list("ids", ids))
         records = await self.records.reads.get_many(list(map(check_id, inputs)))
         found = [None if record is None else Document(record) for record in records]
         await self._hooks.after_all("get", found)
-        return found
+        return [None if document is None else self._read(document) for document in found]
 
     async def list(
         self,
@@ -81,7 +94,7 @@ class ReadableResource(HookedVerbs):
         offset: int = 0,
         partition: str | None = None,
         partition_values: PartitionValues = None,
-    ) -> Documents:
+    ) -> Records[RecordT]:
         """Return records in the order of their ids; all of them by default.
 
         Args:
@@ -91,11 +104,11 @@ class ReadableResource(HookedVerbs):
             partition_values: of its fields, such as `{"region": "eu"}`.
         """
 
-        async def work(where: Where) -> Documents:
+        async def work(where: Where) -> Records[Document]:
             chosen = Selection(where, partition, partition_values)
             return await self.records.reads.answer(self._find, chosen, None, limit, offset)
 
-        return await self._run_verb("list", None, work)
+        return self._read_all(await self._run_verb("list", None, work))
 
     async def list_ids(self, *, limit: int | None = None, offset: int = 0) -> Names:
         """Return ids in order, without reading the records."""
@@ -134,7 +147,7 @@ class ReadableResource(HookedVerbs):
         after: str | None = None,
         partition: str | None = None,
         partition_values: PartitionValues = None,
-    ) -> Page:
+    ) -> Page[RecordT]:
         """Return a page of records in the order of their ids, and where the next one begins.
 
         A page costs the same wherever it is; concurrent inserts and deletes do not shift it.
@@ -147,11 +160,12 @@ class ReadableResource(HookedVerbs):
             partition_values: of its fields, such as `{"region": "eu"}`.
         """
 
-        async def work(where: Where) -> Page:
+        async def work(where: Where) -> Page[Document]:
             chosen = Selection(where, partition, partition_values)
             return await self.records.reads.answer(self._read_page, chosen, size, after)
 
-        return await self._run_verb("page", filter, work)
+        page = await self._run_verb("page", filter, work)
+        return Page(self._read_all(page.items), page.next)
 
     async def query(
         self,
@@ -162,7 +176,7 @@ class ReadableResource(HookedVerbs):
         offset: int = 0,
         partition: str | None = None,
         partition_values: PartitionValues = None,
-    ) -> Documents:
+    ) -> Records[RecordT]:
         """Return the records that match a filter.
 
         Args:
@@ -177,13 +191,13 @@ class ReadableResource(HookedVerbs):
             partition_values: of its fields, such as `{"region": "eu"}`.
         """
 
-        async def work(where: Where) -> Documents:
+        async def work(where: Where) -> Records[Document]:
             chosen = Selection(where, partition, partition_values)
             return await self.records.reads.answer(self._find, chosen, sort, limit, offset)
 
-        return await self._run_verb("query", filter, work)
+        return self._read_all(await self._run_verb("query", filter, work))
 
-    def __aiter__(self) -> AsyncIterator[Document]:
+    def __aiter__(self) -> AsyncIterator[RecordT]:
         """Iterate over all records in the order of their ids, a page at a time."""
         return self.home_loop.iterate(self._iterate())
 
@@ -194,10 +208,27 @@ class ReadableResource(HookedVerbs):
     async def _exists(self, id: str) -> bool:
         return await self.records.keyspace.get(check_id(id)) is not None
 
-    async def _iterate(self) -> AsyncGenerator[Document]:
+    async def _iterate(self) -> AsyncGenerator[RecordT]:
         async for records in self.records.stream(Selection(None)):
-            for document in self._corruption_log.read_all(Document, records):
-                yield document
+            documents = self._corruption_log.read_all(Document, records)
+            for each in self._read_all(documents):
+                yield each
+
+    def _read(self, document: Document) -> RecordT:
+        """Return a document as what the resource's records are read as.
+
+        Raises:
+            Corrupt: it is not of their type.
+        """
+        if self.record_type is None:
+            return cast("RecordT", document)
+        return self.record_type.read(self.records.keyspace.key(document["id"]), document)
+
+    def _read_all(self, documents: Records[Document]) -> Records[RecordT]:
+        """Return documents likewise; those that are not of their type are reported and left out."""
+        if self.record_type is None:
+            return cast("Records[RecordT]", documents)
+        return self._corruption_log.read_all(self._read, documents)
 
     async def _find(
         self,
@@ -205,7 +236,7 @@ class ReadableResource(HookedVerbs):
         sort: str | Sequence[str] | None,
         limit: int | None,
         offset: int,
-    ) -> Documents:
+    ) -> Records[Document]:
         keys = parse_sort(sort)
         end = _check_range(limit, offset)
         # To sort, all matches have to be read.
@@ -217,7 +248,9 @@ class ReadableResource(HookedVerbs):
         keys = await self.records.find_keys(_check_range(limit, offset))
         return [self.records.keyspace.name(key) for key in keys[offset:]]
 
-    async def _read_page(self, selection: Selection, size: int, after: str | None) -> Page:
+    async def _read_page(
+        self, selection: Selection, size: int, after: str | None
+    ) -> Page[Document]:
         if type(size) is not int or not 0 < size <= _MAX_PAGE:
             raise Invalid("size", size, f"must be between 1 and {_MAX_PAGE:,}", "read page by page")
         if not (after is None or isinstance(after, str)):

@@ -14,19 +14,21 @@ Guarantees:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Schema
 from jobsync.database.definition import Definition
 from jobsync.database.document import (
+    VERSION,
     Document,
+    RecordT,
     as_list,
     check_id,
     read_value,
 )
+from jobsync.database.enqueue_calls import EnqueueCalls
 from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.database.keyspace import BatchResult, Disposition, create_many, remove_many
 from jobsync.database.readable_resource import ReadableResource
@@ -36,47 +38,15 @@ from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFoun
 from jobsync.stores.contract import Record
 from jobsync.stores.paging import split_pages
 
-__all__ = ["EnqueueOptions", "MessageSink", "Resource"]
-
-
-class EnqueueOptions(TypedDict, total=False):
-    """How messages are enqueued; see `Resource.enqueue`."""
-
-    delay: float | timedelta
-    at: datetime
-    timeout: float | None
-    max_attempts: int | None
-    priority: int
-    group: str | Callable[[Mapping[str, Json]], str] | None
-    key: str | Callable[[Mapping[str, Json]], str] | None
-    key_ttl: float | timedelta | None
-    replace: bool
-    task: str
-    connection: object
-
-
-class MessageSink(Protocol):
-    """What a resource enqueues its messages to: a queue, in practice."""
-
-    namespace: str
-    """What distinguishes it from other queues of the resource."""
-
-    async def enqueue_many(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> list[str]:
-        """Enqueue messages, all or none; return their ids."""
-        ...
-
-    def check_messages(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> None:
-        """Check messages and options as `enqueue_many` does; enqueue nothing."""
-        ...
+__all__ = ["Resource"]
 
 
 @on_home_loop
-class Resource(ReadableResource):
+class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
     """Records of one kind. Create it with `Database.create_resource`.
+
+    Verbs take and return documents, or objects of the type that it was asked for with. Nothing is
+    written that is not of that type.
 
     Args:
         records: as they are stored.
@@ -90,8 +60,7 @@ class Resource(ReadableResource):
         super().__init__(records, components, home_loop)
         self.name = records.name
         self._ids = components.ids
-        self._queues: dict[str, MessageSink] = {}
-        """By namespace."""
+        self._queues = {}
 
     def __repr__(self) -> str:
         return f"Resource({self.name!r})"
@@ -111,18 +80,18 @@ class Resource(ReadableResource):
         """The fields of each partition, by its name, as far as this process knows."""
         return self.records.partitions
 
-    async def insert(self, record: Mapping[str, Json]) -> Document:
+    async def insert(self, record: RecordT | Mapping[str, Json]) -> RecordT:
         """Add a record; one without an id gets an id that sorts by time.
 
         Raises:
             InvalidRecord: it breaks the schema; lists every invalid field.
             Conflict: there is a record with this id.
         """
-        return await self._run_verb("insert", record, self._insert)
+        return self._read(await self._run_verb("insert", self._encode(record), self._insert))
 
     async def update(
-        self, id: str, changes: Mapping[str, Json], *, if_version: str | None = None
-    ) -> Document:
+        self, id: str, changes: RecordT | Mapping[str, Json], *, if_version: str | None = None
+    ) -> RecordT:
         """Merge changes into a record: objects recursively, all else replaced.
 
         Args:
@@ -141,11 +110,12 @@ class Resource(ReadableResource):
             with self.records.reads.changing([check_id(id)]):
                 return await self._rewrite(id, if_version, Validator.build_update, changes)
 
-        return await self._run_verb("update", _with_id(id, changes), work)
+        given = _with_id(id, self._encode(changes))
+        return self._read(await self._run_verb("update", given, work))
 
     async def replace(
-        self, id: str, record: Mapping[str, Json], *, if_version: str | None = None
-    ) -> Document:
+        self, id: str, record: RecordT | Mapping[str, Json], *, if_version: str | None = None
+    ) -> RecordT:
         """Replace an existing record by a new one.
 
         Raises:
@@ -158,9 +128,10 @@ class Resource(ReadableResource):
             with self.records.reads.changing([check_id(id)]):
                 return await self._rewrite(id, if_version, Validator.build_replacement, record)
 
-        return await self._run_verb("replace", _with_id(id, record), work)
+        given = _with_id(id, self._encode(record))
+        return self._read(await self._run_verb("replace", given, work))
 
-    async def upsert(self, record: Mapping[str, Json]) -> Document:
+    async def upsert(self, record: RecordT | Mapping[str, Json]) -> RecordT:
         """Merge a record into the one with its id, or insert it if there is none.
 
         The hooks of `update` or `insert` run too, whichever applies.
@@ -168,7 +139,7 @@ class Resource(ReadableResource):
         Raises:
             InvalidRecord: it breaks the schema.
         """
-        return await self._run_verb("upsert", record, self._upsert)
+        return await self._run_verb("upsert", self._encode(record), self._upsert)
 
     async def delete(self, id: str, *, if_version: str | None = None) -> bool:
         """Delete a record; return whether there was one.
@@ -183,7 +154,7 @@ class Resource(ReadableResource):
 
         return await self._run_verb("delete", id, work)
 
-    async def insert_many(self, records: Iterable[Mapping[str, Json]]) -> list[Document]:
+    async def insert_many(self, records: Iterable[RecordT | Mapping[str, Json]]) -> list[RecordT]:
         """Add records, in as few requests as the store allows.
 
         Not a transaction: if the store refuses some, the others are written all the same.
@@ -193,11 +164,13 @@ class Resource(ReadableResource):
             Invalid: two have the same id. Nothing was written.
             Incomplete: not all were written; lists which.
         """
-        inputs = await self._hooks.before_all("insert", as_list("records", records))
+        given = list(map(self._encode, as_list("records", records)))
+        inputs = await self._hooks.before_all("insert", given)
         new_ids = self._ids.records(len(inputs))
         documents = await self.records.build(
             lambda validator: validator.build_many(inputs, new_ids, self.records.now())
         )
+        self._check_types(documents)
         values = {document["id"]: document for document in documents}
         _refuse_duplicates(values, documents)
         result = await create_many(self.records.keyspace, values)
@@ -205,7 +178,7 @@ class Resource(ReadableResource):
         inserted = {name: Document(record) for name, record in result.written.items()}
         await self._hooks.after_all("insert", inserted.values())
         self._check_complete(result, conflicts=result.unchanged)
-        return [inserted[name] for name in values]
+        return [self._read(inserted[name]) for name in values]
 
     async def delete_many(self, ids: Iterable[str]) -> int:
         """Delete records; return how many there were.
@@ -242,119 +215,6 @@ class Resource(ReadableResource):
             self.records.reads.clear()
         return count
 
-    async def enqueue(
-        self,
-        data: Mapping[str, Json],
-        *,
-        namespace: str | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> str:
-        """Enqueue a message that fits this resource's schema; return the message's id.
-
-        Args:
-            data: the message; without an id it gets the message's id.
-            namespace: that of the queue, if this resource has several queues here.
-            delay: seconds, or a `timedelta`, before it can be handled.
-            at: when it can be handled at the earliest: a `datetime` with a time zone, judged by
-                the store's clock if it has one.
-            timeout: seconds that its handler may take; the queue's by default.
-            max_attempts: how often it is tried; the queue's by default.
-            priority: from -100 to 100, higher ones first; 0 by default. For queues with
-                `order="priority"`.
-            group: a name, or a function of the message that returns one. Messages of one group are
-                handled one at a time and in order: one that fails or waits blocks those after it
-                until it is completed, cancelled or dead.
-            key: a text, or a function of the message. While another message holds the key, nothing
-                is enqueued, and the id of that message is returned.
-            key_ttl: seconds, or a `timedelta`, for which the message holds its key from now on,
-                whatever becomes of it; by default it does as long as it is pending.
-            replace: whether it replaces the message that holds the key, with a new delay. One that
-                a worker has claimed stays, and the new message holds the key from now on.
-            task: the name of the task that handles it; `data` has the arguments by name, as JSON,
-                and the schema does not count. Other options are the task's by default, if this
-                process knows it.
-            connection: your psycopg, sqlite3 or SQLAlchemy connection to the same database:
-                the message exists once your transaction commits, and only then.
-
-        Raises:
-            InvalidRecord: it breaks the schema; lists every invalid field.
-            Invalid: this resource has no queue here, or several and none was chosen, or an option
-                is unknown or wrong.
-            OutcomeUnknown: it may or may not have been enqueued.
-        """
-        (name,) = await self.enqueue_many([data], namespace=namespace, **options)
-        return name
-
-    async def enqueue_many(
-        self,
-        data: Sequence[Mapping[str, Json]],
-        *,
-        namespace: str | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> list[str]:
-        """Enqueue messages in order, all or none; return their ids. See `enqueue`."""
-        return await self._choose_queue(namespace).enqueue_many(data, **options)
-
-    def enqueue_sync(
-        self,
-        data: Mapping[str, Json],
-        *,
-        namespace: str | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> str:
-        """Enqueue a message from a plain function, on any thread; block until it is stored.
-
-        See `enqueue`. The database must be connected, on an event loop that runs.
-
-        Raises:
-            Invalid: an event loop runs in this thread, and would be blocked.
-        """
-        (name,) = self.enqueue_many_sync([data], namespace=namespace, **options)
-        return name
-
-    def enqueue_many_sync(
-        self,
-        data: Sequence[Mapping[str, Json]],
-        *,
-        namespace: str | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> list[str]:
-        """Enqueue messages in order, all or none, as `enqueue_sync` does; return their ids."""
-        work = self.enqueue_many(data, namespace=namespace, **options)
-        home = self.home_loop
-        return home.call(work) if options.get("connection") is None else home.call_here(work)
-
-    def check_messages(
-        self,
-        data: Sequence[Mapping[str, Json]],
-        *,
-        namespace: str | None = None,
-        **options: Unpack[EnqueueOptions],
-    ) -> None:
-        """Check messages and options as `enqueue_many` does; enqueue nothing.
-
-        Raises:
-            Invalid: they would be refused, or this resource has no queue here, or several.
-        """
-        self._choose_queue(namespace).check_messages(data, **options)
-
-    def add_queue(self, queue: MessageSink) -> None:
-        """Enqueue messages to this queue too; it replaces one of the same namespace."""
-        self._queues[queue.namespace] = queue
-
-    def _choose_queue(self, namespace: str | None) -> MessageSink:
-        queues = self._queues
-        if not queues:
-            fix = f"await database.use_plugin(QueuePlugin(resource={self.name!r})) first"
-            raise Invalid("resource", self.name, "has no queue in this process", fix)
-        if namespace is None and len(queues) == 1:
-            return next(iter(queues.values()))
-        if namespace is None or namespace not in queues:
-            known = " and ".join(sorted(queues))
-            problem = f"must be that of a queue of {self.name}, which has {known} in this process"
-            raise Invalid("namespace", namespace, problem, f"pass namespace={min(queues)!r}")
-        return queues[namespace]
-
     def validate(self, records: Sequence[Any], ids: Sequence[str]) -> list[dict[str, Json]]:
         """Check records by the schema and fill in defaults and ids; store nothing.
 
@@ -363,11 +223,30 @@ class Resource(ReadableResource):
         """
         return self.records.validator.check_many(records, ids)
 
+    def _encode(self, record: Any) -> Any:
+        return record if self.record_type is None else self.record_type.encode(record)
+
+    def _encode_message(self, data: Any) -> Any:
+        # Its queue checks a dict, which may have the arguments of a task.
+        return data if isinstance(data, Mapping) else self._encode(data)
+
+    def _check_types(self, documents: Sequence[Json]) -> None:
+        """Check what is to be written, if records have a type.
+
+        Raises:
+            Invalid: it is not of that type; names the field.
+        """
+        if self.record_type is not None:
+            for document in documents:
+                # It has a version once it is written.
+                self.record_type.decode({VERSION: "", **document})
+
     async def _insert(self, record: Any) -> Document:
         (new_id,) = self._ids.records(1)
         value = await self.records.build(
             lambda validator: validator.build_new(record, new_id, self.records.now())
         )
+        self._check_types([value])
         inserted = Document(await self.records.keyspace.create(value["id"], value))
         self.records.report_inserted(value["id"])
         return inserted
@@ -383,7 +262,9 @@ class Resource(ReadableResource):
             if current is None:
                 raise NotFound(f"record of {self.name}", id)
             self._check_version(current, if_version, id)
-            return build(self.records.validator, read_value(current), changes, self.records.now())
+            value = build(self.records.validator, read_value(current), changes, self.records.now())
+            self._check_types([value])
+            return value
 
         try:
             record = await self.records.keyspace.put(check_id(id), decide)
@@ -394,7 +275,7 @@ class Resource(ReadableResource):
         self.records.report_updated(id)
         return Document(record)
 
-    async def _upsert(self, record: Any) -> Document:
+    async def _upsert(self, record: Any) -> RecordT:
         name = record.get("id") if isinstance(record, Mapping) else None
         if name is None:
             return await self.insert(record)

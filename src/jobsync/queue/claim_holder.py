@@ -21,7 +21,7 @@ from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.handler_slots import running_delivery
-from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.in_flight import Delivery, InFlight, MessageReader, read_document
 from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.results import build_result
@@ -53,6 +53,7 @@ class ClaimHolder(ABC):
         retries: the delays of failed messages.
         components: time and randomness.
         reporter: is told what happens.
+        read: returns a message as its handler reads it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ClaimHolder(ABC):
         retries: Retries,
         components: Components,
         reporter: QueueReporter,
+        read: MessageReader = read_document,
     ) -> None:
         self.handled = 0
         """How many messages were handled, successfully or not."""
@@ -76,7 +78,7 @@ class ClaimHolder(ABC):
         self._reporter = reporter
         self._visibility = settings.visibility_timeout
         self._changed = asyncio.Event()
-        self._in_flight = InFlight(backend, membership, self._clock, self._visibility, self)
+        self._in_flight = InFlight(backend, membership, self._clock, self._visibility, self, read)
         self.open_transaction = TransactionOpener(backend, self._in_flight, components, self).open
         gather = min(_GATHER, self._visibility / 6) if backend.is_billed else 0.0
         self._completer = Completer(backend, components, self, gather=gather)

@@ -15,8 +15,9 @@ from jobsync.core.codec import Json
 from jobsync.core.retry import check_max_attempts
 from jobsync.database.database import Database
 from jobsync.database.document import as_list
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.plugin import check_plugin_name
-from jobsync.database.resource import EnqueueOptions, Resource
+from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable, closest_name
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.opening import open_backend

@@ -23,7 +23,7 @@ from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
 from jobsync.core.retry import Retries
-from jobsync.database.document import Document
+from jobsync.database.document import Document, RecordT
 from jobsync.errors import Invalid
 from jobsync.queue import task_arguments
 from jobsync.queue.context import BlockingContext, Context
@@ -47,12 +47,20 @@ __all__ = [
     "Executor",
     "Handler",
     "HandlerOutcome",
+    "MessageFunction",
     "MessageHandler",
     "build_late_verdict",
 ]
 
 Handler: TypeAlias = Callable[..., Any]
 """Takes a message, and its context if it has a second parameter."""
+
+MessageFunction: TypeAlias = (
+    Callable[[RecordT], Any]
+    | Callable[[RecordT, Context], Any]
+    | Callable[[RecordT, BlockingContext], Any]
+)
+"""A handler, as type checkers see it."""
 
 THREAD_PREFIX = "jobsync-handler"
 """The start of the names of threads that run plain functions."""
@@ -121,7 +129,7 @@ class MessageHandler:
 
     def build_arguments(self, delivery: Delivery, context: object) -> tuple[Any, ...]:
         """Return what `call` takes."""
-        data = delivery.document if self.signature is None else delivery.message.value
+        data = delivery.data if self.signature is None else delivery.message.value
         return (data, context) if self.takes_context else (data,)
 
 

@@ -8,8 +8,8 @@ claim that is being settled is neither renewed nor lost: the store's answer deci
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ from jobsync.core.arguments import check_seconds
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
+from jobsync.database.record_types import RecordType
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import EndedClaim, Message, QueueBackend
 from jobsync.queue.context import Context
@@ -28,7 +29,18 @@ from jobsync.stores.contract import Record
 if TYPE_CHECKING:
     from jobsync.queue.transaction import TransactionBlock
 
-__all__ = ["Delivery", "InFlight", "Prefetch", "WorkerListener"]
+__all__ = [
+    "Delivery",
+    "InFlight",
+    "MessageReader",
+    "Prefetch",
+    "WorkerListener",
+    "build_reader",
+    "read_document",
+]
+
+MessageReader: TypeAlias = Callable[[Message], Any]
+"""Returns a message as its handler reads it, or raises `Corrupt`."""
 
 _SHORTEST_WAIT = 0.01
 _SHORTEST_MARGIN = 0.05
@@ -42,12 +54,47 @@ _LATEST_WEIGHT = 0.2
 _INSTANT = 0.002
 
 
+def read_document(message: Message) -> Document:
+    """Return a message as a document: `task.type` and `task["type"]`.
+
+    Raises:
+        Corrupt: it is not one.
+    """
+    receipt, value = message.receipt, message.value
+    if message.task:
+        # It has the arguments of a task, one of which may be called `id`.
+        arguments = value if isinstance(value, dict) else {"arguments": value}
+        value = {**arguments, "id": receipt.id}
+    return Document(
+        Record(
+            key=f"message/{receipt.id}",
+            value=value,
+            version=receipt.claim,
+            seq=receipt.deliveries,
+            epoch=0,
+            format=1,
+            trail=receipt.claim,
+        )
+    )
+
+
+def build_reader(payload: RecordType[Any] | None) -> MessageReader:
+    """Return what reads messages: as documents, or as objects of a type."""
+    if payload is None:
+        return read_document
+
+    def read(message: Message) -> Any:
+        return payload.read(f"message/{message.id}", read_document(message))
+
+    return read
+
+
 class Delivery(msgspec.Struct, eq=False):
     """A claimed message in a worker."""
 
     id: str
     message: Message
-    read_document: Document | None
+    read_data: Any
     """The message as its handler reads it; None if it has the arguments of a task."""
     session: str
     sent: Mono
@@ -84,10 +131,9 @@ class Delivery(msgspec.Struct, eq=False):
     """How its handler has ended while its transaction was being committed: counts if that fails."""
 
     @property
-    def document(self) -> Document:
-        """The message as its handler reads it: `task.type` and `task["type"]`."""
-        document = self.read_document
-        return _build_document(self.message) if document is None else document
+    def data(self) -> Any:
+        """The message as its handler reads it; that of a task as a document."""
+        return read_document(self.message) if self.message.task else self.read_data
 
     def mark_context_lost(self) -> None:
         """Set `lost` in its context: nothing that its handler does counts any more."""
@@ -137,6 +183,7 @@ class InFlight:
         clock: this machine's clock.
         visibility: seconds after which a claim lapses in the store unless it is renewed.
         listener: the worker.
+        read: returns a message as its handler reads it, or raises `Corrupt`.
     """
 
     def __init__(
@@ -146,7 +193,9 @@ class InFlight:
         clock: Clock,
         visibility: float,
         listener: WorkerListener,
+        read: MessageReader = read_document,
     ) -> None:
+        self._read = read
         self._backend = backend
         self._membership = membership
         self._clock = clock
@@ -178,11 +227,11 @@ class InFlight:
         """Add a message that was claimed by a request sent at that time.
 
         Raises:
-            Corrupt: the message is not a document.
+            Corrupt: no handler can read it.
         """
         name = message.receipt.id
-        document = None if message.task else _build_document(message)
-        delivery = Delivery(name, message, document, session, sent)
+        data = None if message.task else self._read(message)
+        delivery = Delivery(name, message, data, session, sent)
         former = self._deliveries.get(name)
         if former is not None and former.is_settling:
             # The store has settled it, and its answer was lost or is late.
@@ -343,22 +392,3 @@ class Prefetch:
         """Record how long a handler took."""
         known = self._average
         self._average = seconds if known == 0.0 else known + _LATEST_WEIGHT * (seconds - known)
-
-
-def _build_document(message: Message) -> Document:
-    receipt, value = message.receipt, message.value
-    if message.task:
-        # It has the arguments of a task, one of which may be called `id`.
-        arguments = value if isinstance(value, dict) else {"arguments": value}
-        value = {**arguments, "id": receipt.id}
-    return Document(
-        Record(
-            key=f"message/{receipt.id}",
-            value=value,
-            version=receipt.claim,
-            seq=receipt.deliveries,
-            epoch=0,
-            format=1,
-            trail=receipt.claim,
-        )
-    )

@@ -1,25 +1,30 @@
-"""The calls of a queue about stored messages, and those of programs with a loop of their own."""
+"""The calls of a queue that push, read and change messages, and those of programs with a loop."""
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Generic, Unpack
 
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
+from jobsync.database.document import RecordT, as_list
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.home_loop import on_home_loop
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.record_types import RecordType
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
 from jobsync.queue.arguments import check_state
-from jobsync.queue.backend import MessageInfo, QueueBackend
+from jobsync.queue.backend import MessageInfo, NewMessage, QueueBackend
+from jobsync.queue.enqueue import build_messages
 from jobsync.queue.local_workers import LocalWorkers
+from jobsync.queue.placing import check_order
 from jobsync.queue.pull import ClaimedMessage, PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.results import wait_for_result
+from jobsync.queue.settings import QueueSettings
 
 __all__ = ["MessageCalls"]
 
@@ -43,31 +48,83 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
 
 
 @on_home_loop
-class MessageCalls(ABC):
+class MessageCalls(ABC, Generic[RecordT]):
     """What `QueuePlugin` does with stored messages, and for programs that own their loop."""
 
+    resource: str
+    settings: QueueSettings
+    _payload: RecordType[RecordT] | None
+    """What messages without a task are; documents by default."""
     _workers: LocalWorkers
     _reporter: QueueReporter
     _pulled: PulledClaims | None = None
     _pulled_task: "asyncio.Task[None] | None" = None
+
+    async def enqueue(
+        self, data: RecordT | Mapping[str, Json], **options: Unpack[EnqueueOptions]
+    ) -> str:
+        """Push a message; return its id. See `Resource.enqueue`.
+
+        Raises:
+            Invalid: it is not of the queue's `payload`, or an option is wrong; nothing was pushed.
+        """
+        (name,) = await self.enqueue_many([data], **options)
+        return name
+
+    async def enqueue_many(
+        self, data: Sequence[RecordT | Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages in order, all or none; return their ids. See `Resource.enqueue`."""
+        new_messages = self._build_messages(data, options)
+        ids = [message.id for message in new_messages]
+        connection = options.get("connection")
+        if connection is not None:
+            # Only the caller knows whether and when it commits: no event, no wake-up.
+            holders = await self._get_backend().push_within(connection, new_messages)
+        else:
+            holders = await self._get_backend().push(new_messages)
+            self._workers.wake()
+            added = [name for name in ids if name not in holders] if holders else ids
+            self._reporter.on_enqueued(added)
+        return [holders.get(name, name) for name in ids] if holders else ids
+
+    def enqueue_sync(
+        self, data: RecordT | Mapping[str, Json], **options: Unpack[EnqueueOptions]
+    ) -> str:
+        """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
+        (name,) = self.enqueue_many_sync([data], **options)
+        return name
+
+    def enqueue_many_sync(
+        self, data: Sequence[RecordT | Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> list[str]:
+        """Push messages, all or none; return their ids. See `Resource.enqueue_sync`."""
+        home, work = self.database.home_loop, self.enqueue_many(data, **options)
+        return home.call(work) if options.get("connection") is None else home.call_here(work)
+
+    def check_messages(
+        self, data: Sequence[RecordT | Mapping[str, Json]], **options: Unpack[EnqueueOptions]
+    ) -> None:
+        """Check messages and options as `enqueue_many` does; push nothing."""
+        self._build_messages(data, options)
+
+    def _build_messages(self, data: Sequence[Any], options: EnqueueOptions) -> list[NewMessage]:
+        data = as_list("data", data)
+        options = self._complete_options(data, options)
+        if self._payload is not None and not options.get("task"):
+            data = [self._payload.encode_checked(each) for each in data]
+        ids = self.database.components.ids.records(len(data))
+        resource = self.database.resource(self.resource)
+        new_messages = build_messages(resource, data, ids, options, self.settings.max_attempts)
+        if "priority" in options:
+            check_order(new_messages, self.settings.order)
+        return new_messages
 
     async def count(self, state: str = "pending") -> int:
         """Count messages that are pending, processing, completed, dead, cancelled, or all."""
         check_state(state, _COUNTED)
         counts = await self._get_backend().count()
         return sum(counts.get(counted, 0) for counted in _COUNTED[state])
-
-    def enqueue_sync(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
-        """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
-        (name,) = self.enqueue_many_sync([data], **options)
-        return name
-
-    def enqueue_many_sync(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> list[str]:
-        """Push messages, all or none; return their ids. See `Resource.enqueue_sync`."""
-        home, work = self.database.home_loop, self.enqueue_many(data, **options)
-        return home.call(work) if options.get("connection") is None else home.call_here(work)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -91,6 +148,14 @@ class MessageCalls(ABC):
     async def purge(self, *, include_dead: bool = False) -> int:
         """Remove unclaimed messages, optionally the dead letters too; return how many."""
         return await self._get_backend().purge([*PENDING, *(("dead",) if include_dead else ())])
+
+    def pause(self) -> None:
+        """Stop claiming in this process until `resume`; running handlers continue."""
+        self._workers.pause(is_paused=True)
+
+    def resume(self) -> None:
+        """Claim again."""
+        self._workers.pause(is_paused=False)
 
     async def pause_everywhere(self, reason: str = "") -> bool:
         """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
@@ -176,7 +241,7 @@ class MessageCalls(ABC):
         clock = self.database.components.clock
         return await wait_for_result(self._get_backend(), clock, id, timeout)
 
-    async def claim(self, limit: int = 1, *, wait: float = 0.0) -> list[ClaimedMessage]:
+    async def claim(self, limit: int = 1, *, wait: float = 0.0) -> list[ClaimedMessage[RecordT]]:
         """Claim messages, for a program that owns its loop instead of a handler.
 
         The claims are renewed in the background. Settle each with `ack` or `nack`. What is not
@@ -214,6 +279,26 @@ class MessageCalls(ABC):
             self._pulled_task = self.run_in_background(self._pulled.run, "claims")
         return await self._pulled.claim(limit, max(0.0, end - clock.mono()))
 
+    async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
+        """Handle messages until none is left, for one-shot runs; return how many.
+
+        The background worker of this process stops meanwhile: its messages in flight are
+        finished and counted, or returned.
+
+        Args:
+            max_messages: stop after this many.
+            deadline: claim no more after this many seconds.
+
+        Raises:
+            Invalid: the queue has no handler, or is not running, or an argument is wrong.
+        """
+        return await self._workers.drain(
+            self._get_backend(),
+            max_messages=max_messages,
+            deadline=deadline,
+            check=self._check_running,
+        )
+
     def _stop_pulled(self) -> None:
         """Start to return the messages that the program has not settled."""
         if self._pulled is not None:
@@ -225,12 +310,6 @@ class MessageCalls(ABC):
         if task is not None:
             await asyncio.wait([task])
 
-    @abstractmethod
-    async def enqueue_many(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> list[str]:
-        """Push messages, all or none; return their ids."""
-
     @property
     @abstractmethod
     def database(self) -> Database:
@@ -239,6 +318,9 @@ class MessageCalls(ABC):
     @abstractmethod
     def run_in_background(self, work: Work, name: str) -> "asyncio.Task[None]":
         """Run work until the plugin stops."""
+
+    @abstractmethod
+    def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions: ...
 
     @abstractmethod
     def _check_running(self) -> None: ...

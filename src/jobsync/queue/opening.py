@@ -20,7 +20,18 @@ from jobsync.queue.sql.sqlite_directory import SqliteQueueDirectory
 from jobsync.stores.contract import Store
 from jobsync.stores.sql import PostgresAccess, SqliteAccess
 
-__all__ = ["open_backend", "open_directory"]
+__all__ = ["check_limits", "open_backend", "open_directory"]
+
+
+def check_limits(store: Store, limits: QueueLimits) -> None:
+    """Check that a store can count claims, if there are limits.
+
+    Raises:
+        Invalid: it cannot.
+    """
+    if store.sql is None and limits != NO_LIMITS:
+        problem = "are only possible on a database, where claims are counted one after the other"
+        raise Invalid("limits", limits, problem, "leave them out, or use a queue on a database")
 
 
 def open_backend(
@@ -36,9 +47,7 @@ def open_backend(
     Raises:
         Invalid: the store has no limits.
     """
-    if store.sql is None and limits != NO_LIMITS:
-        problem = "are only possible on a database, where claims are counted one after the other"
-        raise Invalid("limits", limits, problem, "leave them out, or use a queue on a database")
+    check_limits(store, limits)
     match store.sql:
         case SqliteAccess() as access:
             return SqliteBackend(access, queue, components, order, limits)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.backend import NewMessage
 from jobsync.safe_text import safe_repr

@@ -14,38 +14,38 @@ claims at once. The coordinator removes messages that were finished long ago.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, Unpack, get_args
+from typing import Any, ClassVar, TypeVar, Unpack, get_args, overload
 
 import msgspec
 
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_seconds
-from jobsync.core.codec import Json
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
-from jobsync.database.document import as_list
+from jobsync.database.document import Document, RecordT
 from jobsync.database.home_loop import on_home_loop
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.record_types import RecordType
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
 from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
 from jobsync.queue.completed_ttl import CompletedTtl
-from jobsync.queue.enqueue import build_messages
-from jobsync.queue.executor import Executor, Handler, MessageHandler
+from jobsync.queue.context import BlockingContext, Context
+from jobsync.queue.executor import Executor, Handler, MessageFunction, MessageHandler
 from jobsync.queue.fleet import PluginFleet
+from jobsync.queue.in_flight import build_reader
+from jobsync.queue.limits import QueueLimits
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.message_calls import MessageCalls
 from jobsync.queue.message_records import MessageRecords
-from jobsync.queue.opening import open_backend
-from jobsync.queue.placing import check_order
+from jobsync.queue.opening import check_limits, open_backend
 from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
-from jobsync.queue.settings import QueueSettings, translate
+from jobsync.queue.settings import QueueOptions, QueueSettings, translate
 from jobsync.queue.task_calls import TaskCalls
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
@@ -54,20 +54,22 @@ from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
-_H = TypeVar("_H", bound=Handler)
+ResultT = TypeVar("ResultT")
 
 _STATS_INTERVAL = 60.0
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
 @on_home_loop
-class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
+class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
     """A durable queue on a resource: any free process handles the next message.
 
     Functions become tasks of the queue by `task`; other messages go to `on_message`.
 
     Args:
         resource: the resource with the messages' schema; created without one if missing.
+        payload: the type of messages without a task: a `Struct`, a dataclass, a `TypedDict` or a
+            model of pydantic. Without it handlers get documents.
         on_message: handles a message: `async def handle(task)` or `handle(task, context)`,
             or a plain function, which runs on a thread.
         on_complete: called after each completed message: `(task, result)`.
@@ -76,8 +78,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         backoff: takes how often a message has failed, and returns the seconds until the next
             attempt; 1, 2, 4 … 32 by default.
         namespace: separates several queues of one resource.
-        options: as in `QueueSettings` and `CoordinatorSettings`; also `workers`, `max_retries`
-            and `ticket_interval`.
+        options: as in `QueueOptions`.
 
     Raises:
         Invalid, Misconfigured: an option is unknown or wrong, with the fix.
@@ -86,10 +87,39 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
     slug: ClassVar[str] = "queue"
     _slug_aliases: ClassVar[tuple[str, ...]] = ("s3-queue",)
 
+    @overload
+    def __init__(
+        self: "QueuePlugin[Document]",
+        resource: str,
+        *,
+        payload: None = ...,
+        on_message: MessageFunction[Document] | None = ...,
+        on_complete: Callable[[Any, Any], Any] | None = ...,
+        on_error: Callable[[BaseException, Any], Any] | None = ...,
+        timeout: float | None = ...,
+        backoff: Backoff = ...,
+        namespace: str | None = ...,
+        **options: Unpack[QueueOptions],
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         resource: str,
         *,
+        payload: type[RecordT],
+        on_message: MessageFunction[RecordT] | None = ...,
+        on_complete: Callable[[Any, Any], Any] | None = ...,
+        on_error: Callable[[BaseException, Any], Any] | None = ...,
+        timeout: float | None = ...,
+        backoff: Backoff = ...,
+        namespace: str | None = ...,
+        **options: Unpack[QueueOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        resource: str,
+        *,
+        payload: Any = None,
         on_message: Handler | None = None,
         on_complete: Handler | None = None,
         on_error: Handler | None = None,
@@ -111,12 +141,13 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         if timeout is not None:
             check_seconds("timeout", timeout, is_zero_allowed=False)
         self.resource = resource
+        self._payload = None if payload is None else RecordType("payload", payload)
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
         self._executor = Executor(
             self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
         )
-        self._known_tasks, self._cron_tasks = {}, {}
+        self._known_tasks, self._cron_tasks, self._task_limits = {}, {}, {}
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
             lambda: self.run_in_background(self._progress.run, "progress"),
@@ -137,7 +168,17 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         if on_message is not None:
             self.handler(on_message)
 
-    def handler(self, function: _H) -> _H:
+    @overload
+    def handler(self, function: Callable[[RecordT], ResultT]) -> Callable[[RecordT], ResultT]: ...
+    @overload
+    def handler(
+        self, function: Callable[[RecordT, Context], ResultT]
+    ) -> Callable[[RecordT, Context], ResultT]: ...
+    @overload
+    def handler(
+        self, function: Callable[[RecordT, BlockingContext], ResultT]
+    ) -> Callable[[RecordT, BlockingContext], ResultT]: ...
+    def handler(self, function: Handler) -> Handler:
         """Handle messages without a task with this function. Can be used as a decorator.
 
         Raises:
@@ -151,6 +192,8 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         return function
 
     def _add_handler(self, task: str, handler: MessageHandler) -> None:
+        if self.is_running:
+            check_limits(self.database.store, self._find_limits())
         self._executor.add(task, handler)
         if self.is_running:
             self._workers.start()
@@ -179,42 +222,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         say, whenever they were added; the longest counts.
         """
         return self._completed_ttl.find(self._database)
-
-    async def enqueue(self, data: Mapping[str, Json], **options: Unpack[EnqueueOptions]) -> str:
-        """Push a message; return its id. See `Resource.enqueue`."""
-        (name,) = await self.enqueue_many([data], **options)
-        return name
-
-    async def enqueue_many(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> list[str]:
-        """Push messages in order, all or none; return their ids. See `Resource.enqueue`."""
-        data = as_list("data", data)
-        ids = self.database.components.ids.records(len(data))
-        resource = self.database.resource(self.resource)
-        options = self._complete_options(data, options)
-        new_messages = build_messages(resource, data, ids, options, self.settings.max_attempts)
-        if "priority" in options:
-            check_order(new_messages, self.settings.order)
-        connection = options.get("connection")
-        if connection is not None:
-            # Only the caller knows whether and when it commits: no event, no wake-up.
-            holders = await self._get_backend().push_within(connection, new_messages)
-        else:
-            holders = await self._get_backend().push(new_messages)
-            self._workers.wake()
-            added = [name for name in ids if name not in holders] if holders else ids
-            self._reporter.on_enqueued(added)
-        return [holders.get(name, name) for name in ids] if holders else ids
-
-    def check_messages(
-        self, data: Sequence[Mapping[str, Json]], **options: Unpack[EnqueueOptions]
-    ) -> None:
-        """Check messages and options as `enqueue_many` does; push nothing."""
-        ids = self.database.components.ids.records(len(data))
-        resource = self.database.resource(self.resource)
-        options = self._complete_options(data, options)
-        build_messages(resource, data, ids, options, self.settings.max_attempts)
 
     def stats(self) -> dict[str, int]:
         """Return what this process has done since it started, from counters."""
@@ -253,34 +260,6 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
             days=days,
         )
 
-    def pause(self) -> None:
-        """Stop claiming in this process until `resume`; running handlers continue."""
-        self._workers.pause(is_paused=True)
-
-    def resume(self) -> None:
-        """Claim again."""
-        self._workers.pause(is_paused=False)
-
-    async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
-        """Handle messages until none is left, for one-shot runs; return how many.
-
-        The background worker of this process stops meanwhile: its messages in flight are
-        finished and counted, or returned.
-
-        Args:
-            max_messages: stop after this many.
-            deadline: claim no more after this many seconds.
-
-        Raises:
-            Invalid: the queue has no handler, or is not running, or an argument is wrong.
-        """
-        return await self._workers.drain(
-            self._get_backend(),
-            max_messages=max_messages,
-            deadline=deadline,
-            check=self._check_running,
-        )
-
     def _check_running(self) -> None:
         self.database.check_works("claim messages")
         if not self.is_running:
@@ -308,7 +287,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
             self.queue,
             database.components,
             order=self.settings.order,
-            limits=self.settings.limits,
+            limits=self._find_limits(),
         )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
@@ -316,6 +295,10 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
+
+    def _find_limits(self) -> QueueLimits:
+        # Not a copy: a task may be added later.
+        return msgspec.structs.replace(self.settings.limits, tasks=self._task_limits)
 
     @property
     def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -417,15 +400,20 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         if not self._executor.tasks:
             fix = "pass on_message=, or decorate functions with @queue.task"
             raise Invalid("queue", self.resource, "has no handler", fix)
+        settings = self.settings
+        if self._task_limits:
+            # What is claimed in advance would use up what others may handle now.
+            settings = msgspec.structs.replace(settings, prefetch=0)
         return Worker(
             self._get_backend(),
             self._get_membership(),
             self._executor,
-            self.settings,
+            settings,
             self._retries,
             self._timeout,
             self.database.components,
             self._reporter,
+            build_reader(self._payload),
             quota=quota,
             until_empty=until_empty,
         )
@@ -439,6 +427,7 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
             self.database.components,
             self._reporter,
             self.database.home_loop,
+            build_reader(self._payload),
         )
 
 

@@ -11,6 +11,7 @@ object is dropped unsettled has failed an attempt: nobody else could settle it.
 
 import asyncio
 import weakref
+from typing import Any, Generic
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
@@ -18,12 +19,12 @@ from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, Returned
 from jobsync.core.retry import Retries
-from jobsync.database.document import Document
+from jobsync.database.document import RecordT
 from jobsync.database.home_loop import HomeLoop, on_home_loop
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import EndedClaim, QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
-from jobsync.queue.in_flight import Delivery
+from jobsync.queue.in_flight import Delivery, MessageReader
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME
@@ -39,12 +40,12 @@ _RETURN_TIME: Seconds = 5.0
 
 
 @on_home_loop
-class ClaimedMessage:
+class ClaimedMessage(Generic[RecordT]):
     """A message that this program has claimed with `QueuePlugin.claim`.
 
     Attributes:
         id: the message's id.
-        data: the message, as a handler reads it: `data.type` and `data["type"]`.
+        data: the message, as a handler reads it: a document, or of the queue's `payload`.
         attempt: the number of this attempt, counted from 1.
         max_attempts: how many attempts there are.
         epoch: grows with every delivery of this message.
@@ -54,7 +55,7 @@ class ClaimedMessage:
     def __init__(self, delivery: Delivery, owner: "PulledClaims") -> None:
         message = delivery.message
         self.id = message.id
-        self.data: Document = delivery.document
+        self.data: RecordT = delivery.data
         self.attempt = message.attempt
         self.max_attempts = message.max_attempts
         self.epoch = message.receipt.deliveries
@@ -105,13 +106,14 @@ class PulledClaims(ClaimHolder):
         components: Components,
         reporter: QueueReporter,
         home_loop: HomeLoop,
+        read: MessageReader,
     ) -> None:
-        super().__init__(backend, membership, settings, retries, components, reporter)
+        super().__init__(backend, membership, settings, retries, components, reporter, read)
         self.home_loop = home_loop
         self._stopping = asyncio.Event()
         self._return_time = min(settings.grace, _RETURN_TIME)
 
-    async def claim(self, limit: int, wait: Seconds) -> list[ClaimedMessage]:
+    async def claim(self, limit: int, wait: Seconds) -> list[ClaimedMessage[Any]]:
         """Claim messages; if there are none, wait for some.
 
         Raises:
@@ -171,8 +173,8 @@ class PulledClaims(ClaimHolder):
             stopping.cancel()
             news.cancel()
 
-    def _wrap(self, delivery: Delivery) -> ClaimedMessage:
-        message = ClaimedMessage(delivery, self)
+    def _wrap(self, delivery: Delivery) -> ClaimedMessage[Any]:
+        message: ClaimedMessage[Any] = ClaimedMessage(delivery, self)
         loop = asyncio.get_running_loop()
         # Objects are dropped on any thread.
         weakref.finalize(message, _call_on_loop, loop, self, delivery).atexit = False

@@ -95,7 +95,7 @@ class QueueReporter:
                 self.counters["completed"] += 1
                 self._report(events.MessageCompleted, message, duration=delivery.duration)
                 if self._on_complete is not None:
-                    return self._call("on_complete", self._on_complete, delivery.document, result)
+                    return self._call("on_complete", self._on_complete, delivery.data, result)
             case Cancel(reason):
                 self.counters["cancelled"] += 1
                 self._report(events.MessageCancelled, message, reason=safe_str(reason))
@@ -112,7 +112,7 @@ class QueueReporter:
                 raised = RuntimeError(error) if cause is None else cause
                 self.on_failure(raised, message.id)
                 if self._on_error is not None:
-                    return self._call("on_error", self._on_error, raised, delivery.document)
+                    return self._call("on_error", self._on_error, raised, delivery.data)
         return None
 
     def on_lost(self, message: Message, reason: str) -> None:

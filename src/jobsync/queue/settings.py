@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
+from jobsync.coordination.settings import CoordinatorOptions
 from jobsync.core.arguments import check_choice, check_count, check_seconds
 from jobsync.core.retry import MAX_ATTEMPTS, check_max_attempts
 from jobsync.core.trust import check_duration
@@ -10,7 +11,7 @@ from jobsync.errors import Invalid
 from jobsync.queue.limits import QueueLimits, parse_rate
 from jobsync.settings import Settings, in_section
 
-__all__ = ["LONGEST_RETENTION", "QueueOrder", "QueueSettings", "translate"]
+__all__ = ["LONGEST_RETENTION", "QueueOptions", "QueueOrder", "QueueSettings", "translate"]
 
 QueueOrder: TypeAlias = Literal["fifo", "lifo", "priority"]
 """Which messages are claimed first: those that were pushed first, or last, or the most urgent."""
@@ -18,6 +19,33 @@ QueueOrder: TypeAlias = Literal["fifo", "lifo", "priority"]
 _LONGEST_VISIBILITY = 43_200.0
 LONGEST_RETENTION = 10_000 * 86_400.0
 _ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
+
+
+class QueueOptions(CoordinatorOptions, total=False):
+    """Options as they are passed to `QueuePlugin`: see `QueueSettings`."""
+
+    concurrency: int
+    prefetch: int | None
+    visibility_timeout: float
+    max_attempts: int
+    auto_acknowledge: bool
+    poll_interval: float
+    grace: float
+    completed_ttl: float
+    dead_ttl: float | None
+    order: QueueOrder
+    max_concurrency: int | None
+    rate_limit: str | None
+    rate_burst: int | None
+    group_concurrency: int
+    dispatch_interval: float
+    ticket_batch_size: int
+    workers: int
+    """Another name of `concurrency`."""
+    max_retries: int | None
+    """One less than `max_attempts`."""
+    ticket_interval: float
+    """Another name of `dispatch_interval`."""
 
 
 @in_section("queue")

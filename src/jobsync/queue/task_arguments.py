@@ -1,23 +1,27 @@
 """The arguments of a task's function: checked when a message is enqueued, decoded by a worker.
 
-A message has the arguments by name, as JSON. Annotations say how a value is written and read:
-whatever msgspec knows (dataclasses, `TypedDict`, `Struct`, dates, `UUID`, `Decimal`, enums), and
-models of pydantic, which is not imported here. An argument that was not passed is not stored, so
-that the default of the code that handles the message counts.
+A message has the arguments by name, as JSON. Annotations say how a value is written and read: see
+`core.typed_values`. An argument that was not passed is not stored, so that the default of the code
+that handles the message counts.
 """
 
 import inspect
-import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from jobsync.core.codec import Json, check_json
 from jobsync.core.messages import Cancel, Snooze
+from jobsync.core.typed_values import (
+    build_converter,
+    check_type,
+    convert_value,
+    encode_value,
+    find_mismatch,
+)
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.safe_text import format_error, safe_name, safe_str
@@ -28,12 +32,7 @@ _CONTEXTS = (Context, BlockingContext)
 _VERDICTS = (Snooze, Cancel)
 """What a function may return in place of a result."""
 
-_EXPECTED = re.compile(
-    r"Expected (?P<wanted>.+?)(?:, got .+?)?(?: - at `(?P<path>.+)`)?", re.DOTALL
-)
-_PLACE = re.compile(r"(?P<text>.+?)(?: - at `(?P<path>.+)`)?", re.DOTALL)
 _LONGEST_SIGNATURE = 200
-_KNOWN = "use types such as str, int, datetime, UUID, a dataclass or a pydantic model"
 
 
 class EncodedArguments(dict[str, Json]):
@@ -70,7 +69,7 @@ class TaskSignature:
         }
         types = {name: hints.get(name, Any) for name in self._parameters}
         for each, kind in types.items():
-            _check_type(each, kind)
+            check_type(each, kind)
         self._untyped = [each for each, kind in types.items() if kind is Any]
         self._positional = [
             name
@@ -80,7 +79,7 @@ class TaskSignature:
         self._bind = inspect.Signature(list(self._parameters.values())).bind
         self._convert = _build_converter(self._parameters, types)
         self._result = _find_result_type(hints.get("return", Any))
-        _check_type("return", self._result)
+        check_type("return", self._result)
 
     def __str__(self) -> str:
         shown = inspect.Signature(list(self._parameters.values()))
@@ -100,7 +99,7 @@ class TaskSignature:
             if name in arguments:
                 check_json(arguments[name], name)
         try:
-            values = msgspec.to_builtins(arguments, str_keys=True, enc_hook=_encode_model)
+            values = encode_value(arguments)
             self._convert((values,))
         except KeyboardInterrupt:
             raise
@@ -118,7 +117,7 @@ class TaskSignature:
             if name not in self._parameters:
                 raise self._explain_binding(TypeError(), arguments)
         try:
-            return dict(msgspec.to_builtins(arguments, str_keys=True, enc_hook=_encode_model))
+            return dict(encode_value(arguments))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
@@ -149,7 +148,7 @@ class TaskSignature:
             Invalid: they do not fit this function; other code has enqueued them.
         """
         try:
-            arguments = self._convert((values,)).arguments
+            arguments = self._convert((values,)).value
         except msgspec.ValidationError as error:
             raise self._explain_value(error, values) from None
         if len(arguments) != len(values):
@@ -164,7 +163,7 @@ class TaskSignature:
     def encode_result(self, result: Any) -> Json:
         """Return what the function has returned as it is stored; as it is if that is impossible."""
         try:
-            return msgspec.to_builtins(result, str_keys=True, enc_hook=_encode_model)
+            return encode_value(result)
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - who stores it reports why it cannot be stored
@@ -179,7 +178,7 @@ class TaskSignature:
         if self._result is Any:
             return result
         try:
-            return msgspec.convert(result, self._result, str_keys=True, dec_hook=_decode_model)
+            return convert_value(result, self._result)
         except msgspec.ValidationError as error:
             problem = f"is not what {self} returns: {error}"
             fix = "use the code that has handled the message, or annotate what it returns"
@@ -200,21 +199,8 @@ class TaskSignature:
 
     def _explain_value(self, error: BaseException, arguments: Mapping[str, Any]) -> Invalid:
         """Return the error of an argument of another type."""
-        fix = f"pass what {self} takes"
-        if not isinstance(error, msgspec.ValidationError):
-            for name, value in arguments.items():
-                if _is_unencodable(value):
-                    problem = f"cannot be stored: {format_error(error)}"
-                    return Invalid(name, value, problem, fix)
-            return Invalid("arguments", "…", f"cannot be stored: {format_error(error)}", fix)
-        text = str(error)
-        found = _EXPECTED.fullmatch(text)
-        problem = f"must be {found['wanted']}" if found else ""
-        found = found or _PLACE.fullmatch(text)
-        path = ((found and found["path"]) or "").removeprefix("$[0]").removeprefix(".")
-        name = re.split(r"[.\[]", path, maxsplit=1)[0]
-        value = arguments.get(name, "…")
-        return Invalid(path or "arguments", value, problem or f"is wrong: {text}", fix)
+        path, value, problem = find_mismatch(error, arguments)
+        return Invalid(path or "arguments", value, problem, f"pass what {self} takes")
 
 
 def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -240,15 +226,13 @@ def _read_parameters(function: Callable[..., Any]) -> dict[str, inspect.Paramete
 def _build_converter(
     parameters: Mapping[str, inspect.Parameter], types: Mapping[str, Any]
 ) -> Callable[[tuple[Mapping[str, Json]]], Any]:
-    """Return what converts a tuple with a message to an object whose `arguments` are a dict."""
+    """Return what converts a tuple with a message to an object whose `value` has the arguments."""
     keys = {
         name: types[name] if parameter.default is parameter.empty else NotRequired[types[name]]
         for name, parameter in parameters.items()
     }
     arguments: Any = TypedDict("Arguments", keys)  # type: ignore[misc]
-    # A class, because msgspec analyses a class once and another type at every call.
-    call = msgspec.defstruct("Call", [("arguments", arguments)], array_like=True)
-    return partial(msgspec.convert, type=call, str_keys=True, dec_hook=_decode_model)
+    return build_converter(arguments)
 
 
 def _find_result_type(kind: Any) -> Any:
@@ -259,65 +243,3 @@ def _find_result_type(kind: Any) -> Any:
         return kind
     left = tuple(each for each in typing.get_args(kind) if each not in _VERDICTS)
     return typing.Union[left] if left else None  # noqa: UP007 - the members are not known here
-
-
-def _check_type(name: str, kind: Any) -> None:
-    """Check that values of a type can be stored and read back.
-
-    Raises:
-        Invalid: they cannot.
-    """
-    try:
-        msgspec.json.Decoder(kind, dec_hook=_decode_model)
-        described = msgspec.inspect.type_info(kind)
-    except Exception as error:  # noqa: BLE001 - a user's type may raise anything
-        problem = f"has an annotation that cannot be stored: {format_error(error)}"
-        raise Invalid(name, kind, problem, _KNOWN) from None
-    for each in _walk(described, set()):
-        if isinstance(each, msgspec.inspect.CustomType) and not _is_model(each.cls):
-            problem = f"has an annotation that cannot be stored: {safe_name(each.cls)}"
-            raise Invalid(name, kind, problem, _KNOWN)
-
-
-def _walk(node: object, seen: set[int]) -> Iterator[object]:
-    """Yield a described type, and all types within it."""
-    if isinstance(node, Sequence) and not isinstance(node, str):
-        for each in node:
-            yield from _walk(each, seen)
-    elif isinstance(node, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(node) not in seen:
-        seen.add(id(node))
-        yield node
-        for name in node.__struct_fields__:
-            yield from _walk(getattr(node, name), seen)
-
-
-def _is_model(kind: object) -> bool:
-    """Whether a class is a model of pydantic, by its methods."""
-    return callable(getattr(kind, "model_validate", None)) and callable(
-        getattr(kind, "model_dump", None)
-    )
-
-
-def _encode_model(value: Any) -> Any:
-    """Return a model of pydantic as JSON."""
-    if _is_model(type(value)):
-        return value.model_dump(mode="json")
-    raise NotImplementedError(f"it is of type {safe_name(type(value))}")
-
-
-def _decode_model(kind: Any, value: Any) -> Any:
-    """Return a model of pydantic from JSON."""
-    if not _is_model(kind):
-        raise NotImplementedError
-    # Its error is a ValueError, which msgspec reports with the place of the value.
-    return value if isinstance(value, kind) else kind.model_validate(value)
-
-
-def _is_unencodable(value: object) -> bool:
-    try:
-        msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_model)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - the user's values may raise anything
-        return True
-    return False

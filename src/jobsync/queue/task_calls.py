@@ -9,25 +9,27 @@ from typing import (
     Any,
     Concatenate,
     NamedTuple,
-    ParamSpec,
     Protocol,
     TypedDict,
-    TypeVar,
     cast,
     overload,
 )
 
+from jobsync.core.arguments import check_count
 from jobsync.core.codec import Json
 from jobsync.core.retry import Backoff, Retries
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
 from jobsync.queue.executor import MessageHandler
+from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
 from jobsync.queue.tasks import (
     CallOptions,
+    P,
     QueueTask,
+    R,
     TaskQueue,
     check_options,
     translate_options,
@@ -37,11 +39,11 @@ from jobsync.user_functions import check_function
 
 __all__ = ["TaskCalls", "TaskOptions"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _FIX = "write @queue.task, or @queue.task(max_retries=5)"
-_OWN_OPTIONS = {"name", "backoff", "cron", "timezone"}
+_OWN_OPTIONS = {
+    *("name", "backoff", "cron", "timezone"),
+    *("max_concurrency", "rate_limit", "rate_burst"),
+}
 """The options of a task that are not those of its messages."""
 
 
@@ -63,6 +65,12 @@ class TaskOptions(TypedDict, total=False):
     key: str | Callable[[Mapping[str, Json]], str] | None
     key_ttl: float | timedelta | None
     replace: bool
+    max_concurrency: int | None
+    """How many of its messages all processes together handle at once; no limit by default."""
+    rate_limit: str | None
+    """How many of its messages all processes together start in a time, such as "100/minute"."""
+    rate_burst: int | None
+    """How many of them may start at once after a pause; 1."""
     cron: str
     """When it is enqueued, without arguments, by the scheduler of the same database."""
     timezone: str
@@ -104,6 +112,8 @@ class TaskCalls(ABC):
 
     _known_tasks: dict[str, "KnownTask"]
     """By name."""
+    _task_limits: dict[str, QueueLimits]
+    """Of the tasks that have limits, by name."""
     _cron_tasks: dict[str, dict[str, Any]]
     """When to enqueue tasks, as the options of scheduled jobs, by name."""
 
@@ -132,6 +142,9 @@ class TaskCalls(ABC):
         key: str | Callable[[Mapping[str, Json]], str] | None = ...,
         key_ttl: float | timedelta | None = ...,
         replace: bool = ...,
+        max_concurrency: int | None = ...,
+        rate_limit: str | None = ...,
+        rate_burst: int | None = ...,
         cron: str = ...,
         timezone: str = ...,
     ) -> TaskDecorator: ...
@@ -177,8 +190,15 @@ class TaskCalls(ABC):
         elif "timezone" in options:
             problem = "has no effect without a cron"
             raise Invalid("timezone", options["timezone"], problem, 'pass cron="0 3 * * *" too')
+        limits = _read_limits(options)
+        if limits != NO_LIMITS:
+            self._task_limits[name] = limits
+        try:
+            self._add_handler(name, handler)
+        except Invalid:
+            self._task_limits.pop(name, None)
+            raise
         self._known_tasks[name] = known
-        self._add_handler(name, handler)
         return QueueTask(cast("TaskQueue", self), name, signature, function)
 
     def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions:
@@ -218,6 +238,19 @@ def _find_name(function: Callable[..., Any]) -> str:
     else:
         module = "__main__" if file is None else Path(file).stem
     return f"{module}.{name.removeprefix('__main__.')}"
+
+
+def _read_limits(options: TaskOptions) -> QueueLimits:
+    """Return the limits of a task.
+
+    Raises:
+        Invalid: one is wrong.
+    """
+    most = options.get("max_concurrency")
+    if most is not None:
+        check_count("max_concurrency", most, least=1)
+    rate, burst = parse_rate(options.get("rate_limit"), options.get("rate_burst"))
+    return QueueLimits(max_concurrency=most, rate=rate, burst=burst)
 
 
 def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any]:

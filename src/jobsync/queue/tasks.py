@@ -31,8 +31,8 @@ from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
 from jobsync.database.database import Database
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.home_loop import HomeLoop, on_home_loop
-from jobsync.database.resource import EnqueueOptions
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
 from jobsync.queue.task_arguments import TaskSignature

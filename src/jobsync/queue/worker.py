@@ -24,7 +24,7 @@ from jobsync.queue.backend import ClaimResult, Message, QueueBackend
 from jobsync.queue.claim_holder import ClaimHolder
 from jobsync.queue.executor import Executor
 from jobsync.queue.handler_slots import HandlerSlots, running_delivery
-from jobsync.queue.in_flight import Delivery
+from jobsync.queue.in_flight import Delivery, MessageReader, read_document
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.shutdown import CALLBACK_TIME, LAST_MOMENTS, Shutdown, wait_for_change
@@ -63,6 +63,7 @@ class Worker(ClaimHolder):
         timeout: seconds that a handler may take, unless its message has its own timeout.
         components: time and randomness.
         reporter: is told what happens.
+        read: returns a message as its handler reads it.
         quota: stop after this many messages.
         until_empty: stop when there is nothing left to claim.
     """
@@ -77,11 +78,12 @@ class Worker(ClaimHolder):
         timeout: float | None,
         components: Components,
         reporter: QueueReporter,
+        read: MessageReader = read_document,
         *,
         quota: int | None = None,
         until_empty: bool = False,
     ) -> None:
-        super().__init__(backend, membership, settings, retries, components, reporter)
+        super().__init__(backend, membership, settings, retries, components, reporter, read)
         self.is_paused = False
         self._executor = executor
         self._quota = quota

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from jobsync.database.database import Database
-from jobsync.database.resource import EnqueueOptions
+from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid, closest_name
 from jobsync.scheduler.context import JobContext
 from jobsync.user_code import await_result, check_no_generator, is_coroutine_function

@@ -333,6 +333,8 @@ def _describe_rules(backend: QueueBackend) -> dict[str, Any]:
     rules: dict[str, Any] = {} if order == "fifo" else {"order": order}
     if limits != NO_LIMITS:
         rules["limits"] = msgspec.structs.asdict(limits)
+        # The invariants know those of the queue.
+        del rules["limits"]["tasks"]
     return rules
 
 

@@ -234,3 +234,69 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
             queue.task(**options)(run)
     with pytest.raises(Invalid, match="function must be callable"):
         queue.task(5)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_task_has_limits_of_its_own(locate: Locate, kind: str) -> None:
+    """For all processes together. What is freed in one is handled in any, without a poll."""
+    url, running, most = locate(kind), 0, 0
+    counts: list[int] = []
+
+    def build() -> QueuePlugin[Document]:
+        queue = QueuePlugin("tasks", concurrency=4, poll_interval=3600.0)
+
+        @queue.task(name="narrow", max_concurrency=2)
+        async def narrow(n: int) -> int:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            running -= 1
+            return n
+
+        @queue.task(name="slow", rate_limit="1/hour", rate_burst=3)
+        async def slow() -> None:
+            counts.append(1)
+
+        @queue.task(name="free")
+        async def free(n: int) -> int:
+            return n
+
+        return queue
+
+    first, second = build(), build()
+    async with Database(url, plugins=[first]) as one, Database(url, plugins=[second]):
+        tasks = one.resources.tasks
+        for name in ("slow", "narrow", "free"):
+            data = [{} if name == "slow" else {"n": n} for n in range(12)]
+            await tasks.enqueue_many(data, task=name)
+
+        async def is_done() -> bool:
+            # Twelve of two tasks, and three of the slow one.
+            return await first.count("completed") == 27
+
+        await until(is_done)
+    assert most == 2
+    assert len(counts) == 3
+
+
+async def test_stores_without_limits_refuse_those_of_a_task() -> None:
+    """With the reason: when the queue starts, or when the task is added later."""
+    queue, late = QueuePlugin("tasks"), QueuePlugin("others")
+
+    @queue.task(max_concurrency=2)
+    async def narrow() -> None: ...
+
+    async with Database("memory://") as db:
+        with pytest.raises(Invalid, match="only possible on a database") as refused:
+            await db.use_plugin(queue)
+        assert refused.value.field == "limits"
+        await db.use_plugin(late)
+        with pytest.raises(Invalid, match="only possible on a database"):
+            late.task(name="slow", rate_limit="5/day")(narrow.function)
+        late.task(name="slow")(narrow.function)
+    wrong: Any
+    for wrong in ({"max_concurrency": 0}, {"rate_limit": "5/week"}, {"rate_burst": 3}):
+        with pytest.raises(Invalid, match=r"rate|max_concurrency"):
+            QueuePlugin("tasks").task(**wrong)(narrow.function)

@@ -695,4 +695,4 @@ async def test_what_only_a_database_has_is_refused() -> None:
             await database.use_plugin(QueuePlugin(resource="tasks", max_concurrency=3))
     assert refused.value.field == "limits"
     with pytest.raises(Invalid, match="fifo"):
-        QueuePlugin(resource="tasks", order="newest")
+        QueuePlugin(resource="tasks", order="newest")  # type: ignore[call-overload]

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from jobsync import Invalid
-from jobsync.queue.limits import Allowance, QueueLimits, parse_rate
+from jobsync.queue.limits import Allowance, QueueLimits, Usage, parse_rate
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.sql.sqlite_places import SqlitePlaces, run_steps
 
@@ -77,17 +77,21 @@ def test_the_rate_says_when_there_is_more() -> None:
     assert not QueueLimits(group_concurrency=3).is_limited
 
 
+@pytest.mark.parametrize("is_task", [False, True])
 @pytest.mark.parametrize(
     ("claimed", "is_counting", "is_written"),
     [(0, True, False), (0, False, True), (1, True, True), (1, False, True)],
 )
 def test_a_claim_that_the_rate_forbids_writes_nothing(
-    claimed: int, *, is_counting: bool, is_written: bool
+    claimed: int, *, is_counting: bool, is_written: bool, is_task: bool
 ) -> None:
     """On SQLite every write wakes all who wait, and they would claim and write without end."""
     places = SqlitePlaces("emails", {"now": 0.0, "boot": 1, "mono": 0.0})
-    allowance = Allowance(claimed, claimed + 0.5, is_counting)
-    steps = places.end_claim(QueueLimits(rate=0.5), allowance, claimed)
+    usage = Usage(claimed, claimed + 0.5, is_counting)
+    own = QueueLimits(rate=0.5)
+    limits = QueueLimits(tasks={"send": own}) if is_task else own
+    allowance = Allowance(claimed, ("send",), usage, {"send": usage} if is_task else {})
+    steps = places.end_claim(limits, allowance, ["send"] * claimed)
     connection = Mock()
     assert run_steps(connection, steps) == 1.0
     assert connection.cursor().execute.called is is_written

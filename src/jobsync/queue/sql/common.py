@@ -200,6 +200,10 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
             await self._bury_unreadable(unreadable)
         return ClaimResult(messages, claimed.suspects, claimed.due, claimed.lapse, claimed.more)
 
+    def _is_limited(self, request: ClaimRequest) -> bool:
+        """Whether the messages of a claim are counted."""
+        return self.limits.is_limited or bool(self.limits.find_limited(request.tasks))
+
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims; send them again if a reply was lost."""
         if not settlements:
@@ -207,7 +211,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         ids = [settlement.receipt.id for settlement in settlements]
         check_settled_once(ids)
         settled = await self._settle_until_answered(settlements)
-        is_free = self.limits.max_concurrency is not None
+        is_free = self.limits.frees_others
         if is_free or any(each.target == "waiting" and not each.delay for each in settlements):
             self._notifications.wake(self.topic)
         self._announce_ends(settlements)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jobsync.queue.backend import NewMessage
-from jobsync.queue.limits import Allowance, QueueLimits
+from jobsync.queue.limits import Allowance, QueueLimits, Usage
 from jobsync.stores.sql import Steps
 
 __all__ = ["Places"]
@@ -165,26 +165,57 @@ class Places(ABC):
             )
         return bool(replaced)
 
-    def begin_claim(self, limits: QueueLimits, wanted: int) -> Steps[Allowance]:
-        """Return what the limits of the queue allow to claim; others wait meanwhile."""
+    def begin_claim(
+        self, limits: QueueLimits, wanted: int, tasks: Sequence[str] = ()
+    ) -> Steps[Allowance]:
+        """Return what the limits of the queue and its tasks allow to claim; others wait meanwhile.
+
+        Args:
+            limits: of the queue.
+            wanted: how many messages the caller wants.
+            tasks: those whose messages it wants.
+        """
         burst = float(limits.burst)
         yield self._fill("lock_limit", burst=burst)
-        (usage,) = yield self._fill("read_usage", burst=burst, rate=limits.rate)
-        claimed, tokens, is_counting = usage
+        ((claimed, tokens, is_counting),) = yield self._fill(
+            "read_usage", burst=burst, rate=limits.rate
+        )
         most = limits.count_allowed(wanted, claimed=claimed, tokens=tokens)
-        return Allowance(most, tokens, bool(is_counting))
+        usage = Usage(most, tokens, bool(is_counting))
+        limited: dict[str, Usage] = {}
+        if names := limits.find_limited(tasks):
+            rows = yield self._fill("read_task_usage", names=self._as_array(names))
+            for name, *used in rows:
+                limited[name] = _count_task(limits.tasks[name], most, *used)
+        return Allowance.build(usage, limited, tasks, limits)
 
     def end_claim(
-        self, limits: QueueLimits, allowance: Allowance, claimed: int
+        self, limits: QueueLimits, allowance: Allowance, tasks: Sequence[str]
     ) -> Steps[float | None]:
-        """Count messages that were claimed; return the seconds until the rate allows one more."""
-        if not limits.rate:
-            return None
-        tokens = allowance.tokens - claimed
-        if claimed or not allowance.is_counting:
-            # Otherwise nothing changes: a write would wake all who wait for one, to no end.
-            yield self._fill("use_tokens", tokens=tokens)
-        return limits.find_wait(tokens)
+        """Count messages that were claimed; return the seconds until a rate allows one more.
+
+        Args:
+            limits: of the queue.
+            allowance: what was allowed.
+            tasks: of each message that was claimed.
+        """
+        claimed, waits, left = Counter(tasks), [], {}
+        if limits.rate:
+            tokens = allowance.queue.tokens - len(tasks)
+            waits.append(limits.find_wait(tokens))
+            if tasks or not allowance.queue.is_counting:
+                # Otherwise nothing changes: a write would wake all who wait for one, to no end.
+                yield self._fill("use_tokens", tokens=tokens)
+        for name, usage in allowance.limited.items():
+            if limits.tasks[name].rate:
+                tokens = usage.tokens - claimed[name]
+                waits.append(limits.tasks[name].find_wait(tokens))
+                if claimed[name] or not usage.is_counting:
+                    left[name] = tokens
+        if left:
+            names, numbers = self._as_array([*left]), self._as_array([*left.values()])
+            yield self._fill("use_task_tokens", names=names, numbers=numbers)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _fill(self, name: str, **parameters: Any) -> tuple[str, dict[str, Any]]:
         return self._sql[name], {**self._parameters, **parameters}
@@ -207,3 +238,22 @@ class Places(ABC):
         blocked: Sequence[bool],
     ) -> dict[str, Any]:
         """Return the parameters that add messages, which are blocked or not."""
+
+
+def _count_task(
+    limits: QueueLimits, wanted: int, claimed: int, tokens: float | None, age: float | None
+) -> Usage:
+    """Return what the limits of a task allow.
+
+    Args:
+        limits: of the task.
+        wanted: how many messages the limits of its queue allow.
+        claimed: how many messages of the task are claimed.
+        tokens: how many its rate allowed when they were counted last; None if never.
+        age: seconds since then; None if they are not known, because the clock is another one.
+    """
+    # If it was never counted it is full, and needs not be written.
+    is_counting = tokens is None or (age is not None and age >= 0)
+    left = limits.burst if tokens is None else tokens + limits.rate * max(0.0, age or 0.0)
+    left = min(float(limits.burst), left)
+    return Usage(limits.count_allowed(wanted, claimed=claimed, tokens=left), left, is_counting)

@@ -225,7 +225,9 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if self.order != "fifo" and not request.suspects:
             await self._promote(request)
         scan, start = self._scans[request.tasks, request.is_plain], self._clock.mono()
-        is_full = request.suspects or start >= scan.next_full
+        # A limit may leave out messages of a task: what was seen of others says nothing of them.
+        has_limits = bool(self.limits.find_limited(request.tasks))
+        is_full = request.suspects or has_limits or start >= scan.next_full
         claimed = await self._claim_once(request, scan, is_full=is_full)
         if claimed.rows and request.claim not in self._grouped:
             self._unsettled.add(request.claim, claimed.rows)
@@ -272,12 +274,14 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if request.tasks or not request.is_plain:
             name = "claim_tasks"
             parameters |= {"tasks": as_array(request.tasks), "plain": request.is_plain}
-        allowed, wait = request.limit, None
+        most, allowed, wait = request.limit, request.limit, None
         try:
-            if self.limits.is_limited:
-                rows, allowed, wait = await self._access.run_steps(
-                    lambda: self._places.claim(name, self.limits, parameters), self.topic
+            if self._is_limited(request):
+                rows, allowance, wait = await self._access.run_steps(
+                    lambda: self._places.claim(name, self.limits, request.tasks, parameters),
+                    self.topic,
                 )
+                most, allowed = allowance.most, allowance.queue.most
             else:
                 rows = await self._run(name, parameters)
         except OutcomeUnknown as unknown:
@@ -288,7 +292,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         claimed = [row[6:] for row in rows if row[6] is not None]
         if has_groups:
             self._remember_groups(request.claim)
-        more = allowed == request.limit <= found or found > len(claimed)
+        more = (allowed == request.limit and most <= found) or found > len(claimed)
         found_rows = ClaimedRows(claimed, has_suspects and allowed > 0, due, lapse, more)
         return found_rows if wait is None else found_rows.limit_due(wait)
 

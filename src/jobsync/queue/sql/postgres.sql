@@ -1147,6 +1147,36 @@ FROM {schema}.jobsync_limit WHERE queue = %(queue)s;
 UPDATE {schema}.jobsync_limit SET tokens = %(tokens)s, refilled = clock_timestamp()
 WHERE queue = %(queue)s RETURNING 1;
 
+-- name: read_task_usage
+-- Of the tasks that have messages to claim, now or later: how many are claimed, how many the rate
+-- allowed when they were counted last, and the seconds since then.
+SELECT t.name, (
+    SELECT count(*) FROM {schema}.jobsync_claim AS c
+    CROSS JOIN LATERAL unnest(c.tasks, string_to_array(c.outcomes, NULL)) AS m (task, outcome)
+    WHERE c.queue = %(queue)s AND c.closed IS NULL AND m.task = t.name
+    AND coalesce(m.outcome, 'o') = 'o'
+  ), l.tokens, extract(epoch FROM clock_timestamp() - l.refilled)::float8
+FROM unnest(%(names)s::text[]) AS t (name)
+LEFT JOIN {schema}.jobsync_limit AS l ON l.queue = %(queue)s || '#' || t.name
+WHERE EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'task_ready' AND task = t.name
+) OR EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'task_ranked' AND task = t.name
+) OR EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name
+);
+
+-- name: use_task_tokens
+-- Record how many more messages the rates of tasks allow to claim.
+INSERT INTO {schema}.jobsync_limit (queue, tokens, refilled)
+SELECT %(queue)s || '#' || t.name, t.tokens, clock_timestamp()
+FROM unnest(%(names)s::text[], %(numbers)s::float8[]) AS t (name, tokens)
+ON CONFLICT (queue) DO UPDATE SET tokens = excluded.tokens, refilled = excluded.refilled
+RETURNING 1;
+
 -- name: complete_with_results
 -- Complete messages and keep what their handlers returned; return the ids of those that are completed.
 {completing}, results AS (

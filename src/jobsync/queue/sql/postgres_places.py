@@ -7,7 +7,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
 from jobsync.queue.backend import NewMessage, Settlement
-from jobsync.queue.limits import QueueLimits
+from jobsync.queue.limits import Allowance, QueueLimits
 from jobsync.queue.sql.claims import OUTCOMES
 from jobsync.queue.sql.message_rows import encode_any_error
 from jobsync.queue.sql.places import Places
@@ -39,18 +39,23 @@ class PostgresPlaces(Places):
         super().__init__(queue, sql, as_array, most_heads)
 
     def claim(
-        self, statement: str, limits: QueueLimits, parameters: Mapping[str, Any]
-    ) -> Steps[tuple[list[Any], int, float | None]]:
-        """Claim as many messages as the limits of the queue allow.
+        self,
+        statement: str,
+        limits: QueueLimits,
+        tasks: Sequence[str],
+        parameters: Mapping[str, Any],
+    ) -> Steps[tuple[list[Any], Allowance, float | None]]:
+        """Claim as many messages as the limits of the queue and its tasks allow.
 
         Returns:
-            The rows, how many messages were allowed, and the seconds until the rate allows more.
+            The rows, what was allowed, and the seconds until a rate allows more.
         """
-        allowance = yield from self.begin_claim(limits, parameters["limit"])
-        rows = yield self._sql[statement], {**parameters, "limit": allowance.most}
-        claimed = sum(row[6] is not None for row in rows)
+        allowance = yield from self.begin_claim(limits, parameters["limit"], tasks)
+        allowed = {"limit": allowance.most, "tasks": as_array(allowance.tasks)}
+        rows = yield self._sql[statement], {**parameters, **allowed}
+        claimed = [row[-1] for row in rows if row[6] is not None]
         wait = yield from self.end_claim(limits, allowance, claimed)
-        return rows, allowance.most, wait
+        return rows, allowance, wait
 
     def settle(
         self, columns: Mapping[str, Any], results: Mapping[str, Any] | None = None

@@ -232,7 +232,7 @@ class PostgresTransactions(TransactionBackend):
         if not isinstance(connection, AsyncConnection | Connection):
             raise build_connection_error(connection, "is not a psycopg connection", _FIX)
         is_completed = await _run_steps(connection, self.complete(receipt))
-        is_awaited = self._limits.max_concurrency is not None or receipt.claim in self._grouped
+        is_awaited = self._limits.frees_others or receipt.claim in self._grouped
         if is_completed and is_awaited:
             # Others may wait for its end: they hear of it when it is committed.
             notification = {"channel": self.access.channel, "topic": self._topic}

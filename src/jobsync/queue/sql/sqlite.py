@@ -50,7 +50,7 @@ from jobsync.queue.sql.sqlite_places import (
     run_steps,
     to_json,
 )
-from jobsync.queue.sql.sqlite_selection import select_messages
+from jobsync.queue.sql.sqlite_selection import read_outlook, select_messages
 from jobsync.queue.sql.sqlite_transactions import open_transactions
 from jobsync.stores.sql import SqliteAccess
 
@@ -172,7 +172,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             "tasks": to_json(request.tasks),
             "plain": request.is_plain,
         }
-        wanted = (request.tasks, request.is_plain)
+        counted, tasks = self.limits if self._is_limited(request) else None, request.tasks
+        wanted = (tasks, request.is_plain)
         names = ("outlook", "has_waiting"), ("task_outlook", "has_waiting_tasks")
         look, find_waiting = names[wanted != ((), True)]
 
@@ -182,18 +183,15 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             if has_waiting and self._has_foreign[wanted]:
                 connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
             selection = select_messages(
-                connection, self._places(), parameters, self.order, self.limits, has_waiting
+                connection, self._places(), parameters, self.order, counted, tasks, has_waiting
             )
             rows = selection.rows
             if rows:
                 boot, mono = self._since_boot()
                 values = {**parameters, "due": mono + request.visibility, "boot": boot}
                 insert_claim(connection, request, rows, values)
-            if has_waiting:
-                outlook = connection.execute(SQL[look], parameters).fetchone()
-            else:
-                lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
-                outlook = (False, False, None, None, *(lapse or (None, None)), False)
+            allowed = {**parameters, "tasks": selection.tasks}
+            outlook = read_outlook(connection, look if has_waiting else None, allowed)
             found = [row[1:10] for row in rows]
             self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result(found, outlook, is_more=selection.is_full)
@@ -209,7 +207,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result([], outlook, is_more=False)
             # Whether a limit keeps suspects from being claimed is seen by a claim only.
-            is_limited = self.limits.is_limited and claimed.suspects
+            is_limited = counted is not None and claimed.suspects
             if not (outlook[0] or outlook[-1] or is_limited):
                 return claimed
         claimed = await self._write_repeatable(work)

@@ -903,6 +903,33 @@ FROM jobsync_limit WHERE queue = :queue;
 -- Record how many more messages the rate allows to claim.
 UPDATE jobsync_limit SET tokens = :tokens, boot = :boot, refilled = :mono WHERE queue = :queue;
 
+-- name: read_task_usage
+-- Of the tasks that have messages to claim, now or later: how many are claimed, how many the rate
+-- allowed when they were counted last, and the seconds since then.
+SELECT t.value, (
+    SELECT count(*) FROM {in_claim} WHERE c.queue = :queue AND c.open > 0
+    AND json_extract({item}, '$[7]') = t.value AND {outcome} = 'o'
+  ), l.tokens, CASE l.boot WHEN :boot THEN :mono - l.refilled END
+FROM json_each(:names) AS t LEFT JOIN jobsync_limit AS l ON l.queue = :queue || '#' || t.value
+WHERE EXISTS (
+  SELECT 1 FROM jobsync_message
+  WHERE queue = :queue AND state = 'task_ready' AND task = t.value
+) OR EXISTS (
+  SELECT 1 FROM jobsync_message
+  WHERE queue = :queue AND state = 'task_ranked' AND task = t.value
+) OR EXISTS (
+  SELECT 1 FROM jobsync_message
+  WHERE queue = :queue AND state = 'task_waiting' AND task = t.value
+);
+
+-- name: use_task_tokens
+-- Record how many more messages the rates of tasks allow to claim.
+INSERT INTO jobsync_limit (queue, tokens, boot, refilled)
+SELECT :queue || '#' || t.value, n.value, :boot, :mono
+FROM json_each(:names) AS t JOIN json_each(:numbers) AS n ON n.key = t.key WHERE true
+ON CONFLICT (queue) DO UPDATE
+SET tokens = excluded.tokens, boot = excluded.boot, refilled = excluded.refilled;
+
 -- name: insert_result
 -- Keep what the handler of a completed message returned.
 INSERT INTO jobsync_result (id, queue, result, problem, finished)

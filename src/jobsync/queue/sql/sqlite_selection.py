@@ -3,15 +3,15 @@
 import heapq
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.sql.claims import MAX_CLAIM_BYTES
 from jobsync.queue.sql.common import MAX_BATCH
-from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps
+from jobsync.queue.sql.sqlite_places import SQL, SqlitePlaces, run_steps, to_json
 
-__all__ = ["SelectedMessages", "select_messages"]
+__all__ = ["SelectedMessages", "read_outlook", "select_messages"]
 
 NO_TASKS = "[]"
 """The parameter `tasks` of a claim of messages without a task."""
@@ -45,6 +45,8 @@ class SelectedMessages(NamedTuple):
     """Seconds until the rate allows to claim more; None if it does now."""
     most: int | None = None
     """How many the limits of the queue allowed; None if it has none."""
+    tasks: str = NO_TASKS
+    """The parameter `tasks`: those that have not reached their limits."""
 
 
 def select_messages(
@@ -52,7 +54,8 @@ def select_messages(
     places: SqlitePlaces,
     parameters: Mapping[str, Any],
     order: QueueOrder,
-    limits: QueueLimits,
+    limits: QueueLimits | None,
+    tasks: Sequence[str],
     has_waiting: bool,  # noqa: FBT001 - the last of many that are not options
 ) -> SelectedMessages:
     """Select messages to claim, and count them.
@@ -62,18 +65,37 @@ def select_messages(
         places: the statements of this time.
         parameters: of the statements that select messages; `limit` is how many are wanted.
         order: of the queue.
-        limits: of the queue.
+        limits: of the queue and its tasks; None if nothing is to be counted.
+        tasks: those whose messages are wanted.
         has_waiting: whether any message waits.
     """
-    if not limits.is_limited:
-        return _select(connection, parameters, order, has_waiting=has_waiting)
+    if limits is None:
+        selected = _select(connection, parameters, order, has_waiting=has_waiting)
+        return selected._replace(tasks=parameters["tasks"])
     wanted = parameters["limit"]
-    allowance = run_steps(connection, places.begin_claim(limits, wanted))
-    allowed = {**parameters, "limit": allowance.most}
+    allowance = run_steps(connection, places.begin_claim(limits, wanted, tasks))
+    allowed = {**parameters, "limit": allowance.most, "tasks": to_json(allowance.tasks)}
     selected = _select(connection, allowed, order, has_waiting=has_waiting)
-    wait = run_steps(connection, places.end_claim(limits, allowance, len(selected.rows)))
-    is_full = selected.is_full and allowance.most == wanted
-    return SelectedMessages(selected.rows, is_full, wait, allowance.most)
+    claimed = [row[9] for row in selected.rows]
+    wait = run_steps(connection, places.end_claim(limits, allowance, claimed))
+    is_full = selected.is_full and allowance.queue.most == wanted
+    return SelectedMessages(selected.rows, is_full, wait, allowance.queue.most, allowed["tasks"])
+
+
+def read_outlook(
+    connection: sqlite3.Connection, statement: str | None, parameters: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Return what else there is to claim, and when.
+
+    Args:
+        connection: the connection, in a transaction.
+        statement: that looks; None if nothing waits.
+        parameters: of the statement.
+    """
+    if statement is not None:
+        return cast("Sequence[Any]", connection.execute(SQL[statement], parameters).fetchone())
+    lapse = connection.execute(SQL["find_next_lapse"], parameters).fetchone()
+    return (False, False, None, None, *(lapse or (None, None)), False)
 
 
 def _select(
