@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -30,6 +31,7 @@ from jobsync import (
     Snooze,
     Unavailable,
 )
+from jobsync.queue import transaction_backend
 from jobsync.queue.context import BlockingContext
 from jobsync.queue.sql import postgres_transactions, sqlite_transactions
 from jobsync.queue.transaction_backend import OpenTransaction, TransactionBackend
@@ -977,3 +979,28 @@ def test_a_transaction_is_cut_while_a_thread_reads_from_it(tmp_path: Path) -> No
             other.execute("DELETE FROM effects")
             assert not other.total_changes
         connection.close()
+
+
+def test_time_limits_hold_after_an_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that watches them ends if there is no transaction; the next one starts another."""
+    monkeypatch.setattr(transaction_backend, "_IDLE", 0.0)
+    limits = transaction_backend._TimeLimits()
+    for _ in range(2):
+        before, expired = set(threading.enumerate()), threading.Event()
+        limits.add(Mock(expire=expired.set), 0.0)
+        assert expired.wait(5)
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+
+
+def test_a_transaction_that_is_being_ended_is_not_cut(tmp_path: Path) -> None:
+    """Its time ends while it commits: the outcome of COMMIT counts."""
+    kind = sqlite_transactions._Connection
+    connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None, factory=kind)
+    connection.execute("BEGIN IMMEDIATE")
+    opened = sqlite_transactions._SqliteTransaction(connection, 5.0, "tasks", Mock(), Mock())
+    opened.stop_timer()
+    opened.expire()
+    assert connection.in_transaction
+    assert not opened.is_expired
+    connection.close()
