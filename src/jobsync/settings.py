@@ -53,12 +53,23 @@ T = TypeVar("T")
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
     {
-        *("AFTER", "APP", "COMMAND", "CONCURRENCY", "COUNT", "DATE", "DELAY", "GRACE", "GROUP"),
+        *(
+            "AFTER",
+            "APP",
+            "APPNAME",
+            "COMMAND",
+            "CONCURRENCY",
+            "COUNT",
+            "DATE",
+            "DELAY",
+            "GRACE",
+            "GROUP",
+        ),
         *("HEARTBEAT_FILE", "PROCESSES", "QUEUES"),
         *("HTTP", "JOB", "JSON", "KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE"),
         *("NAMESPACE", "NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "QUEUE", "REASON", "SINCE"),
         *("STATE", "STATUS"),
-        *("TARGET", "TASK", "TIMEOUT", "WHERE", "YES"),
+        *("TARGET", "TASK", "TIMEOUT", "WHERE"),
     }
 )
 """Variables of the command line, which are not settings: they occur in shared environments."""

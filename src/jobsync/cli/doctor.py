@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.options import UNHEALTHY, json_option
+from jobsync.cli.options import UNHEALTHY, json_option, url_argument
 from jobsync.cli.render import paint, show_rows
 from jobsync.errors import Invalid, JobsyncError, Misconfigured, Unavailable
 
@@ -24,7 +24,7 @@ __all__ = ["doctor"]
 
 
 @click.command()
-@click.argument("url", required=False, envvar="JOBSYNC_URL")
+@url_argument
 @json_option
 def doctor(url: str | None, *, as_json: bool) -> None:
     """Check that the store at URL provides everything that jobsync needs.

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import click
 
-from jobsync.cli.options import FAILED, USAGE
+from jobsync.cli.options import FAILED, USAGE, SuggestingGroup
 from jobsync.errors import Invalid, JobsyncError
 
 __all__ = ["main"]
@@ -16,11 +16,15 @@ __all__ = ["main"]
 _COMMANDS = {
     "cluster": ("cluster", "Show the live workers and which of them leads each role."),
     "doctor": ("doctor", "Check that a store provides everything that jobsync needs."),
-    "enqueue": ("queues", "Push messages to a queue."),
+    "enqueue": ("messages", "Push messages to a queue."),
     "health": ("health", "Check a `jobsync work` process on this machine."),
     "jobs": ("cluster", "Show the tasks of a date that are done, and those that are not."),
+    "messages": ("messages", "Cancel or delete one message, or let it run now."),
     "pins": ("cluster", "Show which tasks are pinned to which nodes."),
-    "queues": ("queues", "Show queues and their messages; pause, resume and purge queues."),
+    "queues": (
+        "queues",
+        "Show queues and their messages; pause, purge and redrive queues.",
+    ),
     "resources": ("resources", "Show resources and their records."),
     "schedules": ("schedules", "Show scheduled jobs; run, pause, resume and change them."),
     "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
@@ -33,7 +37,7 @@ _COMMANDS = {
 """The module of each command, and its summary."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     """Loads the module of a command when the command is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

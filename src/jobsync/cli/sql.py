@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import app_option, json_option, option
+from jobsync.cli.options import appname_option, json_option, option, url_argument
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid, Misconfigured
 
@@ -42,7 +42,7 @@ class _Statement(click.types.StringParamType):
 
 
 @click.command()
-@click.argument("url", required=False, envvar="JOBSYNC_URL")
+@url_argument
 @option(
     "-c",
     "--command",
@@ -52,9 +52,9 @@ class _Statement(click.types.StringParamType):
     envvar="JOBSYNC_COMMAND",
     help="Run this statement instead of a shell.",
 )
-@app_option
+@appname_option
 @json_option
-def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) -> None:
+def sql(url: str | None, *, statements: Sequence[str], appname: str, as_json: bool) -> None:
     """Open a SQL shell on the database at URL, PostgreSQL or SQLite.
 
     Each statement is a transaction. Times are local on PostgreSQL and UTC on SQLite. Rows are
@@ -62,7 +62,7 @@ def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) 
     """
     from jobsync.stores.opening import read_url
 
-    with _open_shell(read_url(url), app, as_json=as_json) as shell:
+    with _open_shell(read_url(url), appname, as_json=as_json) as shell:
         if statements:
             shell.run_all(statements)
         elif sys.stdin.isatty():
@@ -72,10 +72,10 @@ def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) 
 
 
 @click.command()
-@click.argument("url", required=False, envvar="JOBSYNC_URL")
-@app_option
+@url_argument
+@appname_option
 @json_option
-def schema(url: str | None, app: str, *, as_json: bool) -> None:
+def schema(url: str | None, appname: str, *, as_json: bool) -> None:
     """Print the tables and the least-privilege role, or the IAM policy, for the store at URL.
 
     Includes the views of one fleet. Changes nothing. Once an administrator has applied it, jobsync
@@ -85,7 +85,7 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
     from jobsync.jobs.job_keys import JobKeys
     from jobsync.stores.opening import read_url
 
-    text = _build_schema(read_url(url), JobKeys(CoordinationConfig(appname=app).appname))
+    text = _build_schema(read_url(url), JobKeys(CoordinationConfig(appname=appname).appname))
     if as_json:
         show_rows(["schema"], [{"schema": text}], as_json=True)
     else:

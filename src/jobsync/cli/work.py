@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobsync.cli.options import option
+from jobsync.cli.options import DurationType, option
 from jobsync.cli.render import paint
 
 __all__ = ["work"]
@@ -18,15 +18,15 @@ __all__ = ["work"]
 @click.argument("target", envvar="JOBSYNC_TARGET")
 @option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=DurationType(),
     default=30.0,
     envvar="JOBSYNC_GRACE",
     show_default=True,
-    help="Seconds to finish after SIGTERM; handlers get most of them.",
+    help="Seconds to finish after SIGTERM, or such as 2m; handlers get most of them.",
 )
 @option(
     "--log-format",
-    type=click.Choice(["text", "json"]),
+    type=click.Choice(["text", "json"], case_sensitive=False),
     default="text",
     envvar="JOBSYNC_LOG_FORMAT",
     show_default=True,
@@ -34,7 +34,7 @@ __all__ = ["work"]
 )
 @option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     envvar="JOBSYNC_LOG_LEVEL",
     show_default=True,
@@ -98,13 +98,8 @@ def work(
     from jobsync.cli.health import HealthState, parse_address
     from jobsync.cli.probes import serve_probes
     from jobsync.cli.process_supervisor import SupervisorLink
-    from jobsync.cli.worker_process import (
-        WorkerProcess,
-        choose_work,
-        create_database,
-        load_target,
-        start_logging,
-    )
+    from jobsync.cli.target import create_database, load_target
+    from jobsync.cli.worker_process import WorkerProcess, choose_work, start_logging
     from jobsync.core.arguments import check_seconds
 
     check_seconds("--grace", grace)

@@ -1,4 +1,4 @@
-"""The process of `jobsync work`: loads its target, logs, and runs the database until a signal.
+"""The process of `jobsync work`: logs, and runs the database until a signal.
 
 The first signal lets running work finish, within the grace period. The second one ends the process
 at once, which has the effect of a crash: others take over after a timeout. If only a new process
@@ -10,8 +10,6 @@ ends the process if it still runs 1.8 seconds after the grace period, whatever k
 
 import asyncio
 import datetime as dt
-import importlib
-import inspect
 import logging
 import os
 import signal
@@ -36,7 +34,7 @@ from jobsync.events import Event
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.safe_text import format_error, safe_repr, safe_str
 
-__all__ = ["WorkerProcess", "choose_work", "create_database", "load_target", "start_logging"]
+__all__ = ["WorkerProcess", "choose_work", "start_logging"]
 
 _log = logging.getLogger("jobsync.work")
 _MAX_TRACE_LENGTH = 50_000
@@ -283,56 +281,6 @@ def _log_briefly(level: int, text: str) -> None:
     thread = threading.Thread(target=_log.log, args=(level, text), daemon=True)
     thread.start()
     thread.join(_LOG_TIME)
-
-
-def load_target(target: str) -> object:
-    """Import the database, or the function that returns one, that module:name refers to.
-
-    Raises:
-        Invalid: it does not exist; the message suggests a similar name.
-    """
-    module_name, colon, attribute = target.partition(":")
-    if not (module_name and colon and attribute):
-        raise Invalid("TARGET", target, "is not module:name", "write it as in tasks:db")
-    # Like `python -m`: modules in the working directory can be imported.
-    sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        problem = f"refers to a missing module, {error.name}"
-        raise Invalid("TARGET", target, problem, "check the name") from None
-    found = _unwrap(getattr(module, attribute, None))
-    if isinstance(found, Database) or callable(found):
-        return found
-    names = [name for name, value in vars(module).items() if isinstance(_unwrap(value), Database)]
-    hint = closest_name(attribute, names) or ", ".join(names)
-    create = f"create one in {module_name}: db = Database(…)"
-    fix = f"did you mean {module_name}:{hint}?" if hint else create
-    raise Invalid("TARGET", target, "is not a Database", fix)
-
-
-async def create_database(target: str, loaded: object) -> Database:
-    """Return the database that was loaded, or that the loaded function returns.
-
-    Raises:
-        Invalid: the function returns something else.
-    """
-    result = loaded if isinstance(loaded, Database) or not callable(loaded) else loaded()
-    if inspect.isawaitable(result):
-        result = await result
-    result = _unwrap(result)
-    if not isinstance(result, Database):
-        problem = f"returns {type(result).__name__}"
-        raise Invalid("TARGET", target, problem, "return a Database")
-    return result
-
-
-def _unwrap(found: object) -> object:
-    """Return the database that a `jobsync.sync.Database` is around; else what was found."""
-    wrapped = getattr(found, "wrapped", None)
-    return wrapped if isinstance(wrapped, Database) else found
 
 
 def choose_work(database: Database, queues: str | None, concurrency: int | None) -> None:

@@ -87,7 +87,7 @@ class Database(EventEmitter, IndexCalls):
         components: Components | None = None,
         work: bool = True,
     ) -> None:
-        self._target = StoreTarget(
+        self.store_target = StoreTarget(
             url=url, connection_string=connection_string, connection=connection
         )
         self.works = work
@@ -213,7 +213,7 @@ class Database(EventEmitter, IndexCalls):
     @property
     def store_name(self) -> str:
         """The URL or the name of the store, without secrets."""
-        return self._target.name if self._connection is None else self._connection.store.name
+        return self.store_target.name if self._connection is None else self._connection.store.name
 
     @property
     def shared_session(self) -> SharedSession:
@@ -410,7 +410,7 @@ class Database(EventEmitter, IndexCalls):
     async def _open(self) -> None:
         self.home_loop.enter()
         try:
-            store, url = await self._target.open(self.components)
+            store, url = await self.store_target.open(self.components)
         except BaseException:
             self.home_loop.leave()
             raise
