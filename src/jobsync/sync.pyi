@@ -365,6 +365,8 @@ class QueuePlugin(CoordinatorPlugin):
         cron: str = ...,
         timezone: str = ...,
     ) -> TaskDecorator: ...
+    @property
+    def handlers(self) -> dict[str, str]: ...
 
 class Resource:
     wrapped: jobsync.Resource

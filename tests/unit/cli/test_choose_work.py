@@ -8,7 +8,7 @@ import pytest
 
 from jobsync import Database, Invalid, Misconfigured, QueuePlugin, sync
 from jobsync.cli.target import create_database, load_target
-from jobsync.cli.worker_process import choose_work
+from jobsync.cli.worker_plan import choose_work
 from jobsync.events import Event
 
 
