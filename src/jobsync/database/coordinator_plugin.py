@@ -234,7 +234,7 @@ def split_options(
         kind: the plugin's own settings.
         options: as they were passed.
         plugin: what the plugin is, for the error: "a queue".
-        aliases: other names of options, which the error may suggest.
+        aliases: other names of options and arguments, which the error may suggest.
 
     Raises:
         Invalid: an option is neither.

@@ -121,7 +121,7 @@ class Database(EventEmitter, IndexCalls):
             self._plugins.list_prefixes,
         )
         self.events = self.components.events
-        self.resources = Registry("resource", self._registry.readable)
+        self.resources = Registry("resource", self._registry.readable, lambda: self.is_connected)
         self.plugins = Registry("plugin", self._plugins.by_name)
         for plugin in plugins:
             self._plugins.add(plugin)

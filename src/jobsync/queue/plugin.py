@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, Unpack, get_args
+from typing import Any, ClassVar, TypeVar, Unpack, cast, get_args
 
 import msgspec
 
@@ -51,13 +51,14 @@ from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
 from jobsync.settings import Sources, resolve
+from jobsync.user_functions import check_function
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 _H = TypeVar("_H", bound=Handler)
 
 _STATS_INTERVAL = 60.0
-_ALIASES = ("workers", "max_retries", "ticket_interval")
+_ALIASES = ("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error")
 
 
 @on_home_loop
@@ -137,12 +138,13 @@ class QueuePlugin(CoordinatorPlugin, MessageCalls, TaskCalls):
         if on_message is not None:
             self.handler(on_message)
 
-    def handler(self, function: _H) -> _H:
+    def handler(self, function: _H = cast("Any", None)) -> _H:  # noqa: B008 - for the error alone
         """Handle messages without a task with this function. Can be used as a decorator.
 
         Raises:
             Invalid: the function takes no message, or there is a handler already.
         """
+        check_function("function", function, "write @queue.handler, without parentheses")
         if "" in self._executor.tasks:
             problem = "cannot be added: there is a handler already"
             fix = "pass one handler, or make each function a task: @queue.task"
