@@ -27,7 +27,7 @@ _COMMANDS = {
     ),
     "resources": ("resources", "Show resources and their records."),
     "schedules": ("schedules", "Show scheduled jobs; run, pause, resume and change them."),
-    "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
+    "schema": ("schema", "Print the tables, or the IAM policy, that a store needs; or check them."),
     "sql": ("sql", "Open a SQL shell on the views of a fleet."),
     "tokens": ("cluster", "Show how many tokens each node of a fleet owns."),
     "ttl": ("ttl", "Show which records expire and when; remove expired ones now."),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from jobsync.components import Components
+    from jobsync.core.urls import StoreUrl
     from jobsync.database.database import Database
     from jobsync.stores.contract import Store
 
@@ -36,6 +37,7 @@ __all__ = [
     "after_option",
     "appname_option",
     "date_option",
+    "find_missing_file",
     "json_option",
     "limit_option",
     "now",
@@ -225,6 +227,18 @@ def now() -> float:
     return Components.system().clock.wall().seconds
 
 
+def find_missing_file(url: StoreUrl) -> str:
+    """Return the path of a SQLite file that does not exist; else nothing.
+
+    A command must not create it: the URL is probably wrong.
+    """
+    from jobsync.core.urls import SqliteUrl
+
+    if isinstance(url, SqliteUrl) and not Path(url.path).exists():
+        return url.path
+    return ""
+
+
 def run_on_store(url: str | None, work: Callable[[Store, Components], Awaitable[T]]) -> T:
     """Open an existing store, run a coroutine function on it and close it.
 
@@ -234,12 +248,10 @@ def run_on_store(url: str | None, work: Callable[[Store, Components], Awaitable[
     import asyncio
 
     from jobsync.components import Components
-    from jobsync.core.urls import SqliteUrl
     from jobsync.stores.opening import open_store, read_url
 
     parsed = read_url(url)
-    if isinstance(parsed, SqliteUrl) and not Path(parsed.path).exists():
-        # A command that only reads must not create the file.
+    if find_missing_file(parsed):
         fix = "pass the URL of the file that the fleet uses"
         raise Misconfigured("url", str(parsed), "refers to a missing file", fix)
 

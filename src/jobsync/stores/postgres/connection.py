@@ -364,8 +364,8 @@ def statement_error(url: PostgresUrl, error: psycopg.Error) -> JobsyncError:
         case "25006":
             return Unavailable(
                 name,
-                "the server is read-only; it may be a standby since a failover",
-                "point the url to the primary",
+                "the server or the database is read-only; it may be a standby since a failover",
+                "point the url to the primary, or SET default_transaction_read_only = off",
             )
         case "42501" | "42P01" | "42703" | "3F000":
             problem = f"lacks a table or a privilege: {first_line(url, error)}"
