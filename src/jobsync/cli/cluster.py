@@ -85,19 +85,23 @@ _CLAIMS = (
 @url_option
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
-    """Show workers, the leader of each role, what its work raises, and past terms."""
+    """Show workers, the leader of each role, what its work raises, and past terms.
+
+    A worker is live, silent (its heartbeats are missing), ended (it has stopped by itself) or dead.
+    """
     from jobsync.status.sessions import read_cluster_status
 
     status = run_on_store(url, read_cluster_status)
     members = [
         {
             "worker_id": session.worker_id,
-            "state": session.state,
+            "state": "ended" if session.has_left else session.state,
             "heard": session.heard,
             "host": session.facts.get("host"),
             "pid": session.facts.get("pid"),
             "version": session.facts.get("version"),
-            "leads": session.leads,
+            # What a dead one led is vacant, or led by another.
+            "leads": () if session.state == "dead" else session.leads,
             "works": session.works,
         }
         for session in status.sessions
