@@ -130,3 +130,11 @@ def test_a_mistyped_command_gets_a_suggestion(words: list[str], hint: str) -> No
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
     assert hint in done.output
+
+
+@pytest.mark.parametrize("level", ["info", "INFO", "Warning"])
+def test_names_of_levels_are_read_in_any_case(level: str) -> None:
+    """As logging writes them, too: the target is what is wrong here."""
+    done = CliRunner().invoke(cli, ["work", "tasks", "--log-level", level])
+    assert isinstance(done.exception, Invalid)
+    assert done.exception.field == "TARGET"
