@@ -37,6 +37,7 @@ owns it"); `detail` of the others is text that fits in brackets.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 _MAX_IDS = 3
+_find_word_starts = re.compile(r"(?<=[a-z0-9])(?=[A-Z])").sub
 _MAX_PROBLEMS = 20
 
 
@@ -345,10 +347,16 @@ def plain_text(value: object) -> str | None:
 def closest_name(name: object, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """Return the known name that a mistyped one most likely means, or None if none is close.
 
+    The name itself in snake_case comes first: on_message for onMessage.
+
     `likeness` runs from 0 to 1, the same name.
     """
     text = plain_text(name)
     if text is None:
         return None
-    matches = difflib.get_close_matches(text, list(known), n=1, cutoff=likeness)
+    names = list(known)
+    # As in JavaScript, where the original of some of these names comes from.
+    if (snake := _find_word_starts("_", text).lower()) in names:
+        return snake
+    matches = difflib.get_close_matches(text, names, n=1, cutoff=likeness)
     return matches[0] if matches else None

@@ -44,6 +44,7 @@ __all__ = [
     "check_given",
     "combine",
     "in_section",
+    "name_variable",
     "resolve",
     "sections",
 ]
@@ -53,13 +54,13 @@ T = TypeVar("T")
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
     {
-        *("AFTER", "APP", "COMMAND", "CONCURRENCY", "COUNT", "DATE", "DELAY"),
-        *("DEMO_KEEP", "DEMO_SECONDS", "DEMO_URL", "DEMO_WORKERS", "GRACE", "GROUP"),
-        *("HEARTBEAT_FILE", "PROCESSES", "QUEUES"),
-        *("HTTP", "JOB", "JSON", "KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE"),
-        *("NAMESPACE", "NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "QUEUE", "REASON", "SINCE"),
-        *("STATE", "STATUS"),
-        *("TARGET", "TASK", "TIMEOUT", "WHERE", "YES"),
+        *("AFTER", "APP", "APPNAME", "CHECK", "COMMAND", "CONCURRENCY", "CONFIG", "COUNT"),
+        *("DATE", "DELAY", "DEMO_KEEP", "DEMO_SECONDS", "DEMO_URL", "DEMO_WORKERS"),
+        *("GRACE", "GROUP", "HEARTBEAT_FILE", "HTTP", "JOB", "JSON"),
+        *("KEY", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE", "NAMESPACE"),
+        *("NEW_SCHEDULE", "NEW_TIMEZONE", "PRIORITY", "PROCESSES", "QUEUE", "QUEUES"),
+        *("REASON", "SINCE", "STATE", "STATUS", "TABLES_ONLY", "TARGET", "TASK", "TIMEOUT"),
+        *("WHERE",),
     }
 )
 """Variables of the command line, which are not settings: they occur in shared environments."""
@@ -186,7 +187,7 @@ def resolve(
     ]
     for field in fields(kind):
         if field.required and not any(field.name in layer for layer in layers):
-            fix = f"pass it, or set {_variable(section, field.name)}"
+            fix = f"pass it, or set {name_variable(section, field.name)}"
             raise Invalid(field.name, None, "is required", fix)
     return combine(kind, layers)
 
@@ -226,7 +227,7 @@ def check_given(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_environ(names: Iterable[str], environ: Mapping[str, str], section: str) -> Layer:
-    variables = {name: _variable(section, name) for name in names}
+    variables = {name: name_variable(section, name) for name in names}
     return {
         name: (Origin("environment", variable), text)
         for name, variable in variables.items()
@@ -256,7 +257,8 @@ def _build(kind: type[T], values: dict[str, Any], origins: Mapping[str, Origin])
     raise wrong
 
 
-def _variable(section: str, name: str) -> str:
+def name_variable(section: str, name: str) -> str:
+    """Return the environment variable of a setting."""
     return _PREFIX + "_".join(filter(None, (section, name))).upper()
 
 
@@ -289,7 +291,7 @@ def _check_environ(kind: type[Any], environ: Mapping[str, str], section: str) ->
     """Check for variables with mistyped names. Other programs may use our prefix too."""
     # Without the prefix: it would make any two of our names look alike.
     known = [
-        _variable(other, name).removeprefix(_PREFIX)
+        name_variable(other, name).removeprefix(_PREFIX)
         for other in {*_sections, section}
         for name in (_names(kind, other) if other == section else _registered(other))
     ]

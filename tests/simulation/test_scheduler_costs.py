@@ -31,8 +31,8 @@ class CountedDatabase(NodeDatabase):
     def __init__(self, node: Node, shared: MemoryStore) -> None:
         super().__init__(node, shared)
         self.meter = Meter(TARIFF if shared.is_billed else Tariff())
-        store = cast("Any", self._target.target)
-        self._target.target = MeteredStore(store, self.meter, node.clock)
+        store = cast("Any", self.store_target.target)
+        self.store_target.target = MeteredStore(store, self.meter, node.clock)
 
 
 class Machines:

@@ -21,6 +21,7 @@ __all__ = ["JOBSYNC", "jobsync", "on_terminal", "read_json", "read_tsv", "run", 
 
 JOBSYNC = [sys.executable, "-W", "error", "-m", "jobsync"]
 _colours = re.compile(r"\x1b\[\d*m")
+_notes = re.compile(r"\n?^not shown, for want of width:.*(?:\n  .*)*", re.MULTILINE)
 
 
 def jobsync(
@@ -56,10 +57,13 @@ def read_tsv(text: str) -> list[dict[str, str]]:
 
 
 def on_terminal(url: str, columns: int, *words: str) -> list[str]:
-    """Run a command on a terminal of this width; return the lines, without colours."""
+    """Run a command on a terminal of this width; return the lines of its tables and texts.
+
+    Without colours, and without the notes about columns that do not fit.
+    """
     status, lines = run_on_terminal(url, columns, *words)
     assert status == 0, lines
-    return lines
+    return _notes.sub("", "\n".join(lines)).splitlines()
 
 
 def run_on_terminal(url: str, columns: int, *words: str, typed: str = "") -> tuple[int, list[str]]:

@@ -40,3 +40,9 @@ def test_names_may_come_from_an_iterator() -> None:
 def test_nothing_known_finds_nothing() -> None:
     """Without known names there is no suggestion."""
     assert closest_name("anything", ()) is None
+
+
+def test_a_name_in_camel_case_finds_its_own_in_snake_case() -> None:
+    """Before any that is spelled more alike."""
+    assert closest_name("onMessage", ("message", "on_message", "onmessage")) == "on_message"
+    assert closest_name("maxEpochDuration", ("max_epoch_duration",)) == "max_epoch_duration"

@@ -10,7 +10,7 @@ import pytest
 from hostile import HOSTILE, build_error, build_object, contain
 
 from jobsync import Event, Events
-from jobsync.cli.worker_process import start_logging
+from jobsync.cli.worker_log import start_logging
 from jobsync.errors import Incomplete, Invalid, InvalidRecord, Misconfigured, Problem, Unavailable
 from jobsync.safe_text import format_error, format_places, safe_name, safe_repr, safe_str
 

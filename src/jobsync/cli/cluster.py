@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from jobsync.cli.options import app_option, date_option, json_option, now, run_on_store, url_option
+from jobsync.cli.options import (
+    SuggestingGroup,
+    appname_option,
+    date_option,
+    json_option,
+    now,
+    run_on_store,
+    url_option,
+)
 from jobsync.cli.render import (
     Column,
     Table,
@@ -77,19 +85,23 @@ _CLAIMS = (
 @url_option
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
-    """Show workers, the leader of each role, what its work raises, and past terms."""
+    """Show workers, the leader of each role, what its work raises, and past terms.
+
+    A worker is live, silent (its heartbeats are missing), ended (it has stopped by itself) or dead.
+    """
     from jobsync.status.sessions import read_cluster_status
 
     status = run_on_store(url, read_cluster_status)
     members = [
         {
             "worker_id": session.worker_id,
-            "state": session.state,
+            "state": "ended" if session.has_left else session.state,
             "heard": session.heard,
             "host": session.facts.get("host"),
             "pid": session.facts.get("pid"),
             "version": session.facts.get("version"),
-            "leads": session.leads,
+            # What a dead one led is vacant, or led by another.
+            "leads": () if session.state == "dead" else session.leads,
             "works": session.works,
         }
         for session in status.sessions
@@ -132,15 +144,15 @@ def cluster(url: str | None, *, as_json: bool) -> None:
 
 @click.command()
 @url_option
-@app_option
+@appname_option
 @json_option
-def tokens(url: str | None, app: str, *, as_json: bool) -> None:
+def tokens(url: str | None, appname: str, *, as_json: bool) -> None:
     """Show the nodes of a fleet and how many tokens each of them owns."""
 
     async def read(fleet: FleetStatus) -> FleetStatus:
         return fleet
 
-    fleet = _read_fleet(url, app, read)
+    fleet = _read_fleet(url, appname, read)
     nodes = [msgspec.structs.asdict(node) for node in fleet.nodes()]
     shares = [
         {"assignment": fleet.number, **msgspec.structs.asdict(share)} for share in fleet.shares()
@@ -151,38 +163,38 @@ def tokens(url: str | None, app: str, *, as_json: bool) -> None:
 
 @click.command()
 @url_option
-@app_option
+@appname_option
 @json_option
-def pins(url: str | None, app: str, *, as_json: bool) -> None:
+def pins(url: str | None, appname: str, *, as_json: bool) -> None:
     """Show the pins of a fleet: which nodes a task may run on, and whether one matches."""
-    found = _read_fleet(url, app, lambda fleet: fleet.pins())
+    found = _read_fleet(url, appname, lambda fleet: fleet.pins())
     show_rows(_PINS, [msgspec.structs.asdict(pin) for pin in found], as_json=as_json)
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def jobs() -> None:
     """Show the tasks of a date that are done, and those that are not."""
 
 
 @jobs.command()
 @url_option
-@app_option
+@appname_option
 @date_option
 @json_option
-def audits(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+def audits(url: str | None, appname: str, day: dt.date, *, as_json: bool) -> None:
     """Show the tasks that are done."""
-    found = _read_fleet(url, app, lambda fleet: fleet.claims(day))
+    found = _read_fleet(url, appname, lambda fleet: fleet.claims(day))
     _show_claims([claim for claim in found if claim.state == "done"], as_json=as_json)
 
 
 @jobs.command()
 @url_option
-@app_option
+@appname_option
 @date_option
 @json_option
-def incomplete(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+def incomplete(url: str | None, appname: str, day: dt.date, *, as_json: bool) -> None:
     """Show the tasks that were started and are not done: running, failed or abandoned."""
-    found = _read_fleet(url, app, lambda fleet: fleet.claims(day))
+    found = _read_fleet(url, appname, lambda fleet: fleet.claims(day))
     _show_claims([claim for claim in found if claim.state != "done"], as_json=as_json)
 
 
@@ -202,7 +214,7 @@ def _show_claims(claims: list[Claim], *, as_json: bool) -> None:
     show_rows(_CLAIMS, rows, as_json=as_json)
 
 
-def _read_fleet(url: str | None, app: str, read: Callable[[FleetStatus], Awaitable[T]]) -> T:
+def _read_fleet(url: str | None, appname: str, read: Callable[[FleetStatus], Awaitable[T]]) -> T:
     """Read from the status of a fleet whose nodes share tasks.
 
     Raises:
@@ -211,6 +223,6 @@ def _read_fleet(url: str | None, app: str, read: Callable[[FleetStatus], Awaitab
     from jobsync.status.jobs import read_fleet_status
 
     async def run(store: Store, components: Components) -> T:
-        return await read(await read_fleet_status(store, components, app))
+        return await read(await read_fleet_status(store, components, appname))
 
     return run_on_store(url, run)

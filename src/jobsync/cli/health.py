@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import UNHEALTHY, json_option, now, option
+from jobsync.cli.options import UNHEALTHY, DurationType, json_option, now, option
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid, Misconfigured
 
@@ -58,7 +58,7 @@ _MAX_PORT = 65_535
 )
 @option(
     "--max-age",
-    type=click.FloatRange(min=1),
+    type=DurationType(1.0),
     default=15.0,
     envvar="JOBSYNC_MAX_AGE",
     show_default=True,

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import click
 
-from jobsync.cli.options import FAILED, USAGE
+from jobsync.cli.options import FAILED, USAGE, SuggestingGroup
 from jobsync.errors import Invalid, JobsyncError
 
 __all__ = ["main"]
@@ -17,14 +17,18 @@ _COMMANDS = {
     "cluster": ("cluster", "Show the live workers and which of them leads each role."),
     "demo": ("demo", "Run a fleet of processes, kill its leader, and count what was lost."),
     "doctor": ("doctor", "Check that a store provides everything that jobsync needs."),
-    "enqueue": ("queues", "Push messages to a queue."),
+    "enqueue": ("messages", "Push messages to a queue."),
     "health": ("health", "Check a `jobsync work` process on this machine."),
     "jobs": ("cluster", "Show the tasks of a date that are done, and those that are not."),
+    "messages": ("messages", "Cancel or delete one message, or let it run now."),
     "pins": ("cluster", "Show which tasks are pinned to which nodes."),
-    "queues": ("queues", "Show queues and their messages; pause, resume and purge queues."),
+    "queues": (
+        "queues",
+        "Show queues and their messages; pause, purge and redrive queues.",
+    ),
     "resources": ("resources", "Show resources and their records."),
     "schedules": ("schedules", "Show scheduled jobs; run, pause, resume and change them."),
-    "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
+    "schema": ("schema", "Print the tables, or the IAM policy, that a store needs; or check them."),
     "sql": ("sql", "Open a SQL shell on the views of a fleet."),
     "tokens": ("cluster", "Show how many tokens each node of a fleet owns."),
     "ttl": ("ttl", "Show which records expire and when; remove expired ones now."),
@@ -34,7 +38,7 @@ _COMMANDS = {
 """The module of each command, and its summary."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     """Loads the module of a command when the command is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -185,12 +185,13 @@ class _TextColumn(msgspec.Struct, frozen=True):
 def _print_aligned(columns: Sequence[Column], rows: Sequence[Mapping[str, object]]) -> None:
     shown = [_format_column(column, rows) for column in columns]
     available = shutil.get_terminal_size().columns
+    dropped: list[str] = []
     while _sum_widths([each.min_width for each in shown]) > available:
         spare = [index for index, each in enumerate(shown) if each.column.spare]
         if not spare:
             break
         # From the right: the most important columns come first.
-        del shown[spare[-1]]
+        dropped.insert(0, shown.pop(spare[-1]).cells[0])
     widths = _fit_widths(shown, available)
     for number, line in enumerate(zip(*(each.cells for each in shown), strict=True)):
         cells = [
@@ -199,6 +200,9 @@ def _print_aligned(columns: Sequence[Column], rows: Sequence[Mapping[str, object
         ]
         text = "  ".join(cells).rstrip()
         click.echo(text if number else paint(text, dim=True))
+    if dropped:
+        hint = f"not shown, for want of width: {', '.join(dropped)}"
+        click.echo(paint(_wrap(hint, available, "", "  "), dim=True))
 
 
 def _format_column(column: Column, rows: Sequence[Mapping[str, object]]) -> _TextColumn:

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from jobsync.cli.options import (
+    SuggestingGroup,
     json_option,
     limit_option,
     option,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["resources"]
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def resources() -> None:
     """Show resources and their records."""
 

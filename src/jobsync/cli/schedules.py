@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,11 +9,14 @@ import click
 
 from jobsync.cli.options import (
     FAILED,
+    DurationType,
+    SuggestingGroup,
     after_option,
     json_option,
     limit_option,
     now,
     option,
+    parse_seconds,
     reason_option,
     run_on_store,
     url_option,
@@ -37,9 +39,6 @@ INTERRUPTED = 130
 """The exit code that shells expect of a command that Ctrl-C has ended."""
 STATUSES = ("running", "success", "error", "timeout", "lost", "missed", "skipped")
 """Those of `RunStatus`, which takes too long to load for a help text."""
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-_read_span = re.compile(r"(\d{1,9})([smhd])").fullmatch
 
 namespace_option = option(
     "--namespace",
@@ -49,7 +48,7 @@ namespace_option = option(
 job_argument = click.argument("name", envvar="JOBSYNC_JOB")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def schedules() -> None:
     """Show scheduled jobs; run, pause, resume and change them.
 
@@ -230,9 +229,9 @@ def update(
 @job_argument
 @option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=DurationType(is_least_allowed=False),
     envvar="JOBSYNC_TIMEOUT",
-    help="Seconds to wait for the end of the run; by default until it ends.",
+    help="How long to wait for the end of the run, such as 90 or 5m; by default until it ends.",
 )
 @namespace_option
 @url_option
@@ -331,8 +330,9 @@ def _read_since(text: str) -> float:
     """
     from datetime import datetime
 
-    if found := _read_span(text):
-        return now() - int(found[1]) * _UNITS[found[2]]
+    # A bare number could be a date too.
+    if text[-1:].isalpha() and (seconds := parse_seconds(text)) is not None:
+        return now() - seconds
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):

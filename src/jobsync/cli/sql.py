@@ -1,4 +1,4 @@
-"""`jobsync sql`, a shell on the SQL views of a fleet, and `jobsync schema`, which prints them."""
+"""`jobsync sql`: a shell on the SQL views of a fleet."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from jobsync.cli.options import app_option, json_option, option
+from jobsync.cli.options import (
+    appname_option,
+    find_missing_file,
+    json_option,
+    option,
+    url_argument,
+)
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid, Misconfigured
 
 if TYPE_CHECKING:
-    from jobsync.core.urls import ObjectsUrl, StoreUrl
+    from jobsync.core.urls import StoreUrl
     from jobsync.events import Event
-    from jobsync.jobs.job_keys import JobKeys
     from jobsync.jobs.sql_views import SqlViews
 
-__all__ = ["schema", "sql"]
-
-_ROLE = "jobsync_writer"
-"""The role that the script of the tables creates."""
+__all__ = ["sql"]
 
 _DISCARD = "\0"
 """Yielded in place of a line when the user discards what was typed."""
@@ -42,7 +42,7 @@ class _Statement(click.types.StringParamType):
 
 
 @click.command()
-@click.argument("url", required=False, envvar="JOBSYNC_URL")
+@url_argument
 @option(
     "-c",
     "--command",
@@ -52,9 +52,9 @@ class _Statement(click.types.StringParamType):
     envvar="JOBSYNC_COMMAND",
     help="Run this statement instead of a shell.",
 )
-@app_option
+@appname_option
 @json_option
-def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) -> None:
+def sql(url: str | None, *, statements: Sequence[str], appname: str, as_json: bool) -> None:
     """Open a SQL shell on the database at URL, PostgreSQL or SQLite.
 
     Each statement is a transaction. Times are local on PostgreSQL and UTC on SQLite. Rows are
@@ -62,7 +62,7 @@ def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) 
     """
     from jobsync.stores.opening import read_url
 
-    with _open_shell(read_url(url), app, as_json=as_json) as shell:
+    with _open_shell(read_url(url), appname, as_json=as_json) as shell:
         if statements:
             shell.run_all(statements)
         elif sys.stdin.isatty():
@@ -71,37 +71,15 @@ def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) 
             shell.run_all(_split(sys.stdin))
 
 
-@click.command()
-@click.argument("url", required=False, envvar="JOBSYNC_URL")
-@app_option
-@json_option
-def schema(url: str | None, app: str, *, as_json: bool) -> None:
-    """Print the tables and the least-privilege role, or the IAM policy, for the store at URL.
-
-    Includes the views of one fleet. Changes nothing. Once an administrator has applied it, jobsync
-    needs no right to create anything.
-    """
-    from jobsync.jobs.coordination_config import CoordinationConfig
-    from jobsync.jobs.job_keys import JobKeys
-    from jobsync.stores.opening import read_url
-
-    text = _build_schema(read_url(url), JobKeys(CoordinationConfig(appname=app).appname))
-    if as_json:
-        show_rows(["schema"], [{"schema": text}], as_json=True)
-    else:
-        click.echo(text)
-
-
 @contextmanager
 def _open_shell(url: StoreUrl, appname: str, *, as_json: bool) -> Iterator[_Shell]:
     """Open a shell on the views of a fleet; create the views if they are missing."""
     from jobsync.components import Components
-    from jobsync.core.urls import SqliteUrl
     from jobsync.jobs.coordination_config import CoordinationConfig
     from jobsync.jobs.job_keys import JobKeys
     from jobsync.jobs.sql_views import SqlViews
 
-    if isinstance(url, SqliteUrl) and not Path(url.path).exists():
+    if find_missing_file(url):
         fix = "pass the URL of the file that your jobs use"
         raise Misconfigured("url", str(url), "refers to a missing file", fix)
     components = Components.system()
@@ -246,51 +224,3 @@ def _is_driver_error(error: Exception) -> bool:
     import sqlite3
 
     return isinstance(error, sqlite3.Error) or type(error).__module__.startswith("psycopg")
-
-
-def _build_schema(url: StoreUrl, keys: JobKeys) -> str:
-    from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
-    from jobsync.jobs.sql_views import postgres_views_sql, sqlite_views_sql
-    from jobsync.stores.opening import require
-    from jobsync.stores.sqlite.file import SQLITE_STEPS
-
-    match url:
-        case PostgresUrl():
-            require("postgresql", "psycopg", "postgres")
-            from jobsync.stores.postgres.schema import schema_sql
-
-            views = postgres_views_sql(url.schema or "public", keys, _ROLE)
-            return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"
-        case ObjectsUrl():
-            return msgspec.json.format(msgspec.json.encode(_build_policy(url)), indent=2).decode()
-        case SqliteUrl():
-            tables = "\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step)
-            return f"{tables}\n{sqlite_views_sql(keys)}"
-        case MemoryUrl():
-            raise Misconfigured("url", str(url), "needs no schema", "skip this step")
-
-
-def _build_policy(url: ObjectsUrl) -> dict[str, object]:
-    """Return an IAM policy that allows what jobsync does, on its own part of the bucket."""
-    if url.provider != "s3":
-        raise Misconfigured(
-            "url", str(url), "has no IAM policy", "allow reading, writing, listing and deleting"
-        )
-    bucket = f"arn:aws:s3:::{url.bucket}"
-    pattern = f"{url.prefix}/*" if url.prefix else "*"
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Action": ["s3:ListBucket"],
-                "Resource": [bucket],
-                "Condition": {"StringLike": {"s3:prefix": [pattern]}},
-            },
-            {
-                "Effect": "Allow",
-                "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"],
-                "Resource": [f"{bucket}/{pattern}"],
-            },
-        ],
-    }

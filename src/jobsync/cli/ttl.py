@@ -10,6 +10,7 @@ import msgspec
 
 from jobsync.cli.options import (
     FAILED,
+    SuggestingGroup,
     json_option,
     limit_option,
     run_on_database,
@@ -36,7 +37,7 @@ _CLOCK = "clock/"
 _NEEDS_CALLBACK = "a callback decides"
 
 
-class _ListingGroup(click.Group):
+class _ListingGroup(SuggestingGroup):
     """A group whose command is `list` if none is given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

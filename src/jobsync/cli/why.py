@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync.cli.options import (
     FAILED,
-    app_option,
+    appname_option,
     date_option,
     json_option,
     now,
@@ -33,15 +33,15 @@ __all__ = ["show_reason", "why"]
 @click.command()
 @click.argument("name", metavar="MESSAGE|TASK|JOB")
 @url_option
-@app_option
+@appname_option
 @date_option
 @json_option
-def why(name: str, url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+def why(name: str, url: str | None, appname: str, day: dt.date, *, as_json: bool) -> None:
     """Explain why a message, by its id, a task or a scheduled job waits, or how it ended."""
     from jobsync.status.why import find_status
 
     status = run_on_store(
-        url, lambda store, components: find_status(store, components, name, app, day)
+        url, lambda store, components: find_status(store, components, name, appname, day)
     )
     show_reason(name, status, as_json=as_json)
     raise SystemExit(FAILED if status is None else 0)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from jobsync.cli.options import option
+from jobsync.cli.options import DurationType, option
 from jobsync.cli.render import paint
+
+if TYPE_CHECKING:
+    from jobsync.database.database import Database
 
 __all__ = ["work"]
 
@@ -18,15 +23,15 @@ __all__ = ["work"]
 @click.argument("target", envvar="JOBSYNC_TARGET")
 @option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=DurationType(),
     default=30.0,
     envvar="JOBSYNC_GRACE",
     show_default=True,
-    help="Seconds to finish after SIGTERM; handlers get most of them.",
+    help="Seconds to finish after SIGTERM, or such as 2m; handlers get most of them.",
 )
 @option(
     "--log-format",
-    type=click.Choice(["text", "json"]),
+    type=click.Choice(["text", "json"], case_sensitive=False),
     default="text",
     envvar="JOBSYNC_LOG_FORMAT",
     show_default=True,
@@ -34,7 +39,7 @@ __all__ = ["work"]
 )
 @option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     envvar="JOBSYNC_LOG_LEVEL",
     show_default=True,
@@ -95,16 +100,13 @@ def work(
     """
     import asyncio
 
-    from jobsync.cli.health import HealthState, parse_address
+    from jobsync.cli.health import HealthState, parse_address, write_heartbeat
     from jobsync.cli.probes import serve_probes
     from jobsync.cli.process_supervisor import SupervisorLink
-    from jobsync.cli.worker_process import (
-        WorkerProcess,
-        choose_work,
-        create_database,
-        load_target,
-        start_logging,
-    )
+    from jobsync.cli.target import create_database, load_target
+    from jobsync.cli.worker_log import start_logging
+    from jobsync.cli.worker_plan import check_work, choose_work, warn_of_other_store
+    from jobsync.cli.worker_process import WorkerProcess
     from jobsync.core.arguments import check_seconds
 
     check_seconds("--grace", grace)
@@ -112,10 +114,10 @@ def work(
     if processes > 1 and supervised is None:
         start_logging(log_format, log_level)
         raise SystemExit(_supervise(processes, grace))
-    link = None
+    link, is_first = None, True
     if supervised is not None:
         number, descriptor = map(int, supervised.split(":"))
-        link = SupervisorLink(descriptor)
+        link, is_first = SupervisorLink(descriptor), number == 0
         # Port 0 stands for any port.
         address = address and (address[0], address[1] and address[1] + number)
         file = heartbeat_file
@@ -126,12 +128,17 @@ def work(
     async def run() -> int:
         database = await create_database(target, loaded)
         choose_work(database, queues, concurrency)
+        check_work(target, database)
         health = HealthState(database.components.clock, database.unready)
+        if heartbeat_file is not None:
+            # Refused now if it cannot be written: probes would never see this process.
+            write_heartbeat(heartbeat_file, health.ready(), database.components.clock.wall())
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serve_probes(address, health))
             if log_format == "text" and link is None:
-                plugins = ", ".join(sorted(database.plugins)) or "none"
-                _print_banner(target, store=database.store_name, plugins=plugins, probes=probes)
+                _print_plan(target, database, probes)
+            if is_first:
+                warn_of_other_store(database, os.environ)
             process = WorkerProcess(
                 database, health, grace=grace, heartbeat_file=heartbeat_file, link=link
             )
@@ -165,10 +172,18 @@ def _supervise(processes: int, grace: float) -> int:
     return ProcessSupervisor(build_command, processes, grace, Components.system()).run()
 
 
+def _print_plan(target: str, database: Database, probes: str | None) -> None:
+    """Print what this process is going to do."""
+    from jobsync.cli.worker_plan import describe_store, describe_work
+
+    work = "\n".join(describe_work(database))
+    _print_banner(target, store=describe_store(database), runs=work, probes=probes)
+
+
 def _print_banner(target: str, **facts: str | None) -> None:
     from importlib.metadata import version
 
     click.echo(paint(f"jobsync {version('jobsync-fleet')}: {target}", bold=True), err=True)
     for name, value in facts.items():
-        if value:
-            click.echo(f"  {name:8} {value}", err=True)
+        for index, line in enumerate((value or "").splitlines()):
+            click.echo(f"  {'' if index else name:8} {line}", err=True)

@@ -1,4 +1,4 @@
-"""The process of `jobsync work`: loads its target, logs, and runs the database until a signal.
+"""The process of `jobsync work`: runs a database until a signal.
 
 The first signal lets running work finish, within the grace period. The second one ends the process
 at once, which has the effect of a crash: others take over after a timeout. If only a new process
@@ -9,9 +9,6 @@ ends the process if it still runs 1.8 seconds after the grace period, whatever k
 """
 
 import asyncio
-import datetime as dt
-import importlib
-import inspect
 import logging
 import os
 import signal
@@ -22,27 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import msgspec
 
 from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
 from jobsync.cli.process_supervisor import SupervisorLink
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
-from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
-from jobsync.queue.plugin import QueuePlugin
-from jobsync.safe_text import format_error, safe_repr, safe_str
+from jobsync.safe_text import format_error
 
-__all__ = ["WorkerProcess", "choose_work", "create_database", "load_target", "start_logging"]
+__all__ = ["WorkerProcess"]
 
 _log = logging.getLogger("jobsync.work")
-_MAX_TRACE_LENGTH = 50_000
 _EXTRA_TIME = 1.8
 """Seconds after the grace period until the process is ended."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PATIENCE = 1.0
+"""Seconds after which it is said what a stop waits for; again after twice as long, and so on."""
 _LOG_TIME = 0.1
 """Seconds for the last line of the log, which something else may block."""
 
@@ -80,6 +73,8 @@ class WorkerProcess:
         self._watchdog = Watchdog(self._clock, self._on_signal, self._on_time_over)
         self._has_signal = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._silent_since: Mono | None = None
+        """Since when the store does not answer, if it does not."""
         self._is_late = False
         """Whether work did not end within the grace period."""
         self._is_left_behind = False
@@ -89,6 +84,8 @@ class WorkerProcess:
         """Run until the process has to stop; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._database.on("db:failed", self._on_failure)
+        self._database.on("coord:store-silent", self._on_outage)
+        self._database.on("coord:worker-heartbeat", self._on_heartbeat)
         self._database.on("db:disconnected", lambda _: self._stop())
         self._database.on("db:disconnect-incomplete", self._on_incomplete)
         heartbeats = asyncio.create_task(self._send_heartbeats())
@@ -139,13 +136,36 @@ class WorkerProcess:
 
     async def _disconnect(self) -> int:
         """Disconnect, and wait for running work within the grace period; return the exit code."""
-        await self._database.disconnect(within=self._grace)
+        waiting = asyncio.create_task(self._log_wait())
+        try:
+            await self._database.disconnect(within=self._grace)
+        finally:
+            waiting.cancel()
         if self._is_late:
             _log.error("work did not end by itself (grace: %g s)", self._grace)
         if self._is_late or self._health.failure:
             return FAILED
         _log.info("stopped")
         return 0
+
+    async def _log_wait(self) -> None:
+        """Log what a stop waits for, as long as it does."""
+        pause = _PATIENCE
+        while True:
+            await self._clock.sleep(pause)
+            plugins = [self._database.plugins[name] for name in self._database.plugins]
+            if running := [text for plugin in plugins for text in plugin.list_running()]:
+                _log.info("still waiting for %s", "; ".join(running))
+            pause *= 2
+
+    def _on_outage(self, _: Event) -> None:
+        self._silent_since = self._silent_since or self._clock.mono()
+
+    def _on_heartbeat(self, _: Event) -> None:
+        """Log that the store answers again after an outage. Called at every heartbeat."""
+        since, self._silent_since = self._silent_since, None
+        if since is not None:
+            _log.info("the store answers again, after %.1f s", self._clock.mono() - since)
 
     def _on_signal(self, name: str) -> None:
         """Stop, or end the process at the second signal. Called by the watchdog's thread."""
@@ -283,141 +303,3 @@ def _log_briefly(level: int, text: str) -> None:
     thread = threading.Thread(target=_log.log, args=(level, text), daemon=True)
     thread.start()
     thread.join(_LOG_TIME)
-
-
-def load_target(target: str) -> object:
-    """Import the database, or the function that returns one, that module:name refers to.
-
-    Raises:
-        Invalid: it does not exist; the message suggests a similar name.
-    """
-    module_name, colon, attribute = target.partition(":")
-    if not (module_name and colon and attribute):
-        raise Invalid("TARGET", target, "is not module:name", "write it as in tasks:db")
-    # Like `python -m`: modules in the working directory can be imported.
-    sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        problem = f"refers to a missing module, {error.name}"
-        raise Invalid("TARGET", target, problem, "check the name") from None
-    found = _unwrap(getattr(module, attribute, None))
-    if isinstance(found, Database) or callable(found):
-        return found
-    names = [name for name, value in vars(module).items() if isinstance(_unwrap(value), Database)]
-    hint = closest_name(attribute, names) or ", ".join(names)
-    create = f"create one in {module_name}: db = Database(…)"
-    fix = f"did you mean {module_name}:{hint}?" if hint else create
-    raise Invalid("TARGET", target, "is not a Database", fix)
-
-
-async def create_database(target: str, loaded: object) -> Database:
-    """Return the database that was loaded, or that the loaded function returns.
-
-    Raises:
-        Invalid: the function returns something else.
-    """
-    result = loaded if isinstance(loaded, Database) or not callable(loaded) else loaded()
-    if inspect.isawaitable(result):
-        result = await result
-    result = _unwrap(result)
-    if not isinstance(result, Database):
-        problem = f"returns {type(result).__name__}"
-        raise Invalid("TARGET", target, problem, "return a Database")
-    return result
-
-
-def _unwrap(found: object) -> object:
-    """Return the database that a `jobsync.sync.Database` is around; else what was found."""
-    wrapped = getattr(found, "wrapped", None)
-    return wrapped if isinstance(wrapped, Database) else found
-
-
-def choose_work(database: Database, queues: str | None, concurrency: int | None) -> None:
-    """Choose which plugins of a database work here: all, or only some queues.
-
-    Args:
-        database: not connected yet. It works, even if it is meant for producers elsewhere.
-        queues: the names of the queues, separated by commas; None for all.
-        concurrency: handlers of each queue that run at once; None for what each says.
-
-    Raises:
-        Invalid: there is no such queue; the message suggests a similar name.
-    """
-    database.works = True
-    plugins = [database.plugins[name] for name in database.plugins]
-    own = [plugin for plugin in plugins if isinstance(plugin, QueuePlugin)]
-    if queues is not None:
-        wanted = {name.strip() for name in queues.split(",")}
-        known = {name for plugin in own for name in (plugin.resource, plugin.queue)}
-        for name in sorted(wanted - known):
-            hint = closest_name(name, known) or ", ".join(sorted(q.resource for q in own))
-            fix = f"did you mean {hint}?" if hint else "add a QueuePlugin to the database"
-            raise Invalid("--queues", name, "is not a queue of the database", fix)
-        others = [plugin for plugin in own if not wanted & {plugin.resource, plugin.queue}]
-        database.idle_plugins = frozenset(others)
-    for plugin in own:
-        if concurrency is not None:
-            plugin.set_concurrency(concurrency)
-
-
-def start_logging(format: str, level: str) -> None:
-    """Print log records on standard error: text for people, or JSON for log collectors."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-class _SafeFormatter(logging.Formatter):
-    """Writes an exception whatever its own methods do."""
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
-        try:
-            text = super().formatException(ei)
-        except Exception:  # noqa: BLE001 - a user's exception may have methods that raise anything
-            text = format_error(ei[1])
-        return safe_str(text, _MAX_TRACE_LENGTH)
-
-
-class _TextFormatter(_SafeFormatter):
-    """Writes a record as time, level if it is a warning or worse, and message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        is_warning = record.levelno >= logging.WARNING
-        level = f"{record.levelname.lower()}: " if is_warning else ""
-        line = f"{_read_time(record):%H:%M:%S} {level}{record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-class _JsonFormatter(_SafeFormatter):
-    """Writes a record as one JSON object per line, with the fields of its event.
-
-    A field whose name is taken has an underscore after it: `event_`.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "at": _read_time(record).isoformat(),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        event = getattr(record, "fact", None)
-        if event is None:
-            line["message"] = record.getMessage()
-        else:
-            line["event"] = event.name
-            for name, value in msgspec.structs.asdict(event).items():
-                line[f"{name}_" if name in line else name] = value
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        try:
-            return msgspec.json.encode(line, enc_hook=safe_repr).decode()
-        except Exception:  # noqa: BLE001 - JSON cannot carry a value, or reading it raised anything
-            texts = {name: safe_str(value, _MAX_TRACE_LENGTH) for name, value in line.items()}
-            return msgspec.json.encode(texts).decode()
-
-
-def _read_time(record: logging.LogRecord) -> dt.datetime:
-    return dt.datetime.fromtimestamp(record.created, dt.UTC).astimezone()

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.events import CoordinatorElected, EpochRenewed
+from jobsync.coordination.events import CoordinatorElected, EpochRenewed, OwnElection
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import ROLES, ColdStart, HeldTerm, Role, read_role, worker_of
 from jobsync.coordination.session import Session, SessionRecord
@@ -270,8 +270,10 @@ class Election:
         if role is None or role.owner is None or worker_of(role.owner) == self._announced_leader:
             return
         self._announced_leader = worker_of(role.owner)
+        is_own = role.owner == self.session.incarnation
+        kind = OwnElection if is_own else CoordinatorElected
         self._events.emit(
-            CoordinatorElected(
+            kind(
                 role=self.name,
                 worker_id=self._announced_leader,
                 epoch=role.epoch,

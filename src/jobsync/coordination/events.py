@@ -14,6 +14,7 @@ __all__ = [
     "EpochRenewed",
     "HeartbeatLate",
     "MemberFailed",
+    "OwnElection",
     "Phase",
     "SessionLost",
     "StoreSilent",
@@ -102,6 +103,12 @@ class CoordinatorElected(_AboutRole, frozen=True, kw_only=True):
     until: float
     """When its mandate ends, in Unix seconds by its own clock."""
     active_workers: tuple[str, ...]
+
+
+class OwnElection(CoordinatorElected, frozen=True, kw_only=True):
+    """This worker leads. `CoordinatorPromoted` logs that."""
+
+    level: ClassVar[int] = logging.DEBUG
 
 
 class CoordinatorPromoted(_AboutRole, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ from jobsync.stores.contract import Store
 
 __all__ = ["CoordinatorOptions", "CoordinatorSettings", "ElectionSettings"]
 
+_MAX_EPOCH = 86400.0
+"""Seconds. A longer mandate was probably given in milliseconds."""
+
 
 class ElectionSettings(Settings, frozen=True, kw_only=True):
     """The settings of one election, with all defaults filled in."""
@@ -59,6 +62,11 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
         for field in ("cold_start_observation_window", "cold_start_preparation_delay"):
             check_duration(field, getattr(self, field), least=0.0)
         check_duration("coordinator_work_interval", self.coordinator_work_interval)
+        if self.max_epoch_duration > _MAX_EPOCH:
+            seconds = self.max_epoch_duration / 1000
+            problem = f"must be a number of seconds, at most {_MAX_EPOCH:g}"
+            fix = f"did you mean {seconds:g}?"
+            raise Invalid("max_epoch_duration", self.max_epoch_duration, problem, fix)
         if not 0 <= self.min_epoch_duration <= self.max_epoch_duration:
             raise Invalid(
                 "min_epoch_duration",

@@ -73,8 +73,8 @@ FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
 LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
 """The error stored for a claim that was ended."""
 
-SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
-"""The error stored for a claim that was ended while other messages were in flight."""
+SPARED = f"{LAPSED}; it need not be the cause, so no attempt is spent"
+"""The error stored for a claim that was ended while other messages may have been in flight."""
 
 REVOKED = "it was cancelled from outside"
 """The error stored for a message that was not cancelled by its handler."""

@@ -190,8 +190,14 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
 
 
 def _describe_missing_scheme(text: str) -> Invalid:
+    scheme = text.partition(":")[0].lower()
     if text in _SCHEMES:
         fix = f"did you mean {text}://?"
+    elif scheme in _SCHEMES and ":" in text:
+        # Without what follows: it may hold a password.
+        slashes = 3 if scheme == "sqlite" else 2
+        problem = f"must have {'/' * slashes} after {scheme}:"
+        return refuse(text, problem, f"write {scheme}:{'/' * slashes}…")
     elif redact(text) == text and ("." in text or "/" in text):
         fix = f"did you mean sqlite:///{text}?"
     else:

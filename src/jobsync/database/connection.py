@@ -21,8 +21,9 @@ from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor
 from jobsync.errors import Invalid
 from jobsync.events import Event
+from jobsync.setting_fields import Origin
 from jobsync.stores.contract import Store
-from jobsync.stores.opening import open_store, read_url
+from jobsync.stores.opening import open_store, read_url, resolve_url
 
 __all__ = [
     "Connection",
@@ -94,6 +95,14 @@ class StoreTarget:
                 return redact(url)
             case store:
                 return store.name
+
+    def resolve(self) -> tuple[StoreUrl, Origin] | None:
+        """Return the URL, as of now, and where it comes from; None for an open store.
+
+        Raises:
+            Invalid, Misconfigured: the URL is wrong.
+        """
+        return None if isinstance(self.target, Store) else resolve_url(self.target)
 
     async def open(self, components: Components) -> tuple[Store, StoreUrl | None]:
         """Open the store; return it with its URL, which an open store does not have."""

@@ -220,7 +220,9 @@ class CoordinatorPlugin(Plugin):
         if getattr(event, "role", self._role) != self._role:
             return
         self.events.deliver_here(event)
-        own = self._own_events.get(type(event))
+        # Also of a kind that refines one of them.
+        kinds = (kind for kind in type(event).__mro__ if kind in self._own_events)
+        own = self._own_events.get(next(kinds, Event))
         if own is not None:
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
 
@@ -234,7 +236,7 @@ def split_options(
         kind: the plugin's own settings.
         options: as they were passed.
         plugin: what the plugin is, for the error: "a queue".
-        aliases: other names of options, which the error may suggest.
+        aliases: other names of options and arguments, which the error may suggest.
 
     Raises:
         Invalid: an option is neither.

@@ -81,7 +81,7 @@ class Database(EventEmitter, ResourceCalls):
         components: Components | None = None,
         work: bool = True,
     ) -> None:
-        self._target = StoreTarget(
+        self.store_target = StoreTarget(
             url=url, connection_string=connection_string, connection=connection
         )
         self.works = work
@@ -115,7 +115,7 @@ class Database(EventEmitter, ResourceCalls):
             self._plugins.list_prefixes,
         )
         self.events = self.components.events
-        self.resources = Registry("resource", self._registry.readable)
+        self.resources = Registry("resource", self._registry.readable, lambda: self.is_connected)
         self.plugins = Registry("plugin", self._plugins.by_name)
         for plugin in plugins:
             self._plugins.add(plugin)
@@ -207,7 +207,7 @@ class Database(EventEmitter, ResourceCalls):
     @property
     def store_name(self) -> str:
         """The URL or the name of the store, without secrets."""
-        return self._target.name if self._connection is None else self._connection.store.name
+        return self.store_target.name if self._connection is None else self._connection.store.name
 
     @property
     def shared_session(self) -> SharedSession:
@@ -315,7 +315,7 @@ class Database(EventEmitter, ResourceCalls):
     async def _open(self) -> None:
         self.home_loop.enter()
         try:
-            store, url = await self._target.open(self.components)
+            store, url = await self.store_target.open(self.components)
         except BaseException:
             self.home_loop.leave()
             raise

@@ -51,7 +51,11 @@ class PluginSet:
         if alias is None and namesake is not None and namesake.kind != plugin.kind:
             name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
         if name in self.by_name:
-            raise Invalid("alias", name, "is taken", "pass another alias")
+            fix = "pass another alias"
+            if alias is None:
+                kind = f"{type(plugin).__name__} of {plugin.kind}"
+                fix = f"use the {kind} that is there, or separate the two by namespace="
+            raise Invalid("alias", name, "is taken", fix)
         plugin.attach(self._database, name, alias)
         self.by_name[name] = plugin
 

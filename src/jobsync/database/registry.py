@@ -52,6 +52,9 @@ DROPPED = "dropped/"
 
 _is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
+_UNKNOWN_YET = "is not known before the database is connected"
+_OPEN_FIX = "use it within `async with db:`, or after `await db.connect()`"
+
 V = TypeVar("V")
 
 
@@ -61,26 +64,36 @@ class Registry(Generic[V]):
     Args:
         kind: what the values are, for errors.
         values: by name.
+        has_opened: whether there can be values: they are known once the database is connected.
     """
 
-    def __init__(self, kind: str, values: Mapping[str, V]) -> None:
+    def __init__(
+        self, kind: str, values: Mapping[str, V], has_opened: Callable[[], bool] = lambda: True
+    ) -> None:
         self._kind = kind
         self._values = values
+        self._has_opened = has_opened
 
     def __getitem__(self, name: str) -> V:
         text = plain_text(name)
         if text is None or text not in self._values:
+            if not self._has_opened():
+                raise Invalid(self._kind, name, _UNKNOWN_YET, _OPEN_FIX)
             raise self.not_found(name)
         return self._values[text]
 
     def __getattr__(self, name: str) -> V:
         # Called only for missing attributes, by `copy`, `hasattr` and the like too.
         if name.startswith("__") or name not in self._values:
-            hint = closest_name(name, self._values)
-            raise AttributeError(
-                f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
-            )
+            raise AttributeError(self._describe_missing(name))
         return self._values[name]
+
+    def _describe_missing(self, name: str) -> str:
+        if not self._has_opened():
+            return f"the {self._kind} {name!r} {_UNKNOWN_YET}: {_OPEN_FIX}"
+        hint = closest_name(name, self._values)
+        known = f"; known: {', '.join(self)}" if self._values else "; there is none yet"
+        return f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else known)
 
     def not_found(self, name: str) -> NotFound:
         """Return the error for an unknown name, with the closest known one."""

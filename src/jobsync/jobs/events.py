@@ -16,6 +16,7 @@ __all__ = [
     "AuditRefused",
     "Callbacks",
     "DefaultStoreUsed",
+    "NameAwaited",
     "NoTokens",
     "NodeFailed",
     "NodeJoined",
@@ -44,6 +45,19 @@ class DefaultStoreUsed(_NodeEvent, frozen=True, kw_only=True):
     path: str
     """The absolute path of the SQLite file that is used."""
     fix: str
+
+
+class NameAwaited(_NodeEvent, frozen=True, kw_only=True):
+    """Another process holds the node's name: this one waits until it has left or is dead."""
+
+    name: ClassVar[str] = "jobs:name-awaited"
+    level: ClassVar[int] = logging.WARNING
+
+    host: str
+    """Of the other process."""
+    pid: int
+    wait: float
+    """The most seconds that this one waits."""
 
 
 class NodeJoined(_NodeEvent, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
-from jobsync.jobs.events import NodeRestored
+from jobsync.jobs.events import NameAwaited, NodeRestored
 from jobsync.stores.contract import Record
 from jobsync.stores.corruption_log import convert_record
 
@@ -130,6 +130,7 @@ class Registration:
         Raises:
             NameTaken: the holder is still alive; names its host and process.
         """
+        is_reported = False
         while True:
             base = await self._store.get(self._key, tombstones=True)
             holder = None if base is None or base.deleted else read_node_record(base)
@@ -147,6 +148,11 @@ class Registration:
                     f"is held by the live process {holder.pid} on {holder.host}",
                     "stop that process, or give this one another name",
                 )
+            if not is_reported:
+                is_reported = True
+                wait = until - self._clock.mono()
+                waiting = NameAwaited(node=node.name, host=holder.host, pid=holder.pid, wait=wait)
+                self._events.emit(waiting)
             await self._store.wait(f"{SESSIONS}", min(_POLL_INTERVAL, until - self._clock.mono()))
 
     async def update(self, **changes: Json) -> NodeRecord:

@@ -244,6 +244,11 @@ class ClaimHolder(ABC):
             self._reporter.on_failure(error, message.id)
             return _decide(message, verdict, _DEFAULT_RETRIES, draw)
 
+    @property
+    def queue(self) -> str:
+        """The stored name of the queue."""
+        return self._reporter.queue
+
     def list_open_claims(self) -> set[str]:
         """Return the claims with messages whose settlements were not submitted."""
         return {

@@ -6,8 +6,10 @@ from typing import ClassVar
 from jobsync.events import Event
 
 __all__ = [
+    "AttemptError",
     "DelaysVetoed",
     "HandlerOverran",
+    "MessageBuried",
     "MessageCancelled",
     "MessageCompleted",
     "MessageDead",
@@ -63,7 +65,7 @@ class MessageRetried(_MessageEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "plg:queue:message-retry"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-retry",)
-    level: ClassVar[int] = logging.INFO
+    level: ClassVar[int] = logging.WARNING
 
     error: str
     delay: float
@@ -75,7 +77,7 @@ class MessageDead(_MessageEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "plg:queue:message-dead"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-dead",)
-    level: ClassVar[int] = logging.WARNING
+    level: ClassVar[int] = logging.ERROR
 
     error: str
 
@@ -117,6 +119,12 @@ class MessageRecovered(_MessageEvent, frozen=True, kw_only=True):
 
     state: str
     """Waiting, or dead."""
+
+
+class MessageBuried(MessageRecovered, frozen=True, kw_only=True):
+    """Another worker's claim was ended, and the message has become a dead letter by that."""
+
+    level: ClassVar[int] = logging.ERROR
 
 
 class MessageProgressed(_MessageEvent, frozen=True, kw_only=True):
@@ -231,3 +239,9 @@ class QueueError(_QueueEvent, frozen=True, kw_only=True):
 
     error: str
     message_id: str | None = None
+
+
+class AttemptError(QueueError, frozen=True, kw_only=True):
+    """An attempt failed. `MessageRetried` or `MessageDead` has logged that already."""
+
+    level: ClassVar[int] = logging.DEBUG

@@ -28,6 +28,7 @@ from jobsync.errors import Invalid
 from jobsync.queue import task_arguments
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
+from jobsync.safe_text import safe_name
 from jobsync.user_code import (
     SIGNAL_ERRORS,
     await_result,
@@ -105,6 +106,7 @@ class MessageHandler:
     Attributes:
         call: takes the message, or the arguments as they are stored, and the context if it takes
             one.
+        name: of the function, for people.
         is_async: whether it is a coroutine function.
         takes_context: whether it has a parameter for its context.
 
@@ -120,6 +122,7 @@ class MessageHandler:
     ) -> None:
         self.signature = signature
         self.retries = retries
+        self.name = safe_name(function)
         self.is_async = is_coroutine_function(function)
         self.call = function if signature is None else signature.call
         self.takes_context = (
@@ -159,6 +162,10 @@ class Executor:
     def tasks(self) -> frozenset[str]:
         """The tasks whose messages can be handled; the empty one stands for messages without."""
         return frozenset(self._handlers)
+
+    def list_functions(self) -> dict[str, str]:
+        """Return the names of the handlers, by task."""
+        return {task: handler.name for task, handler in self._handlers.items()}
 
     def add(self, task: str, handler: MessageHandler) -> None:
         """Handle the messages of a task, or with an empty name those without one."""

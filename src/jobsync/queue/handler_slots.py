@@ -19,7 +19,7 @@ from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueSettings
 from jobsync.user_code import UserTasks
 
-__all__ = ["HandlerSlots", "SlotsOwner", "running_delivery"]
+__all__ = ["HandlerSlots", "SlotsOwner", "describe_running", "running_delivery"]
 
 _REFILL = 0.25
 _EARLY_REFILL = 0.66
@@ -37,8 +37,23 @@ running_delivery: ContextVar["tuple[SlotsOwner, Delivery] | None"] = ContextVar(
 """The delivery whose handler or callback runs in this context, and its worker."""
 
 
+def describe_running() -> dict[str, str | int]:
+    """Return which message is handled in this context, for logs; nothing outside handlers."""
+    owner, delivery = running_delivery.get() or (None, None)
+    if owner is None or delivery is None:
+        return {}
+    message = delivery.message
+    task: dict[str, str | int] = {"task": message.task} if message.task else {}
+    return {"message_id": message.id, "queue": owner.queue, "attempt": message.attempt, **task}
+
+
 class SlotsOwner(ClaimOwner, Protocol):
     """The worker whose messages are handled."""
+
+    @property
+    def queue(self) -> str:
+        """The stored name of its queue."""
+        ...
 
     def conclude(
         self, delivery: Delivery, verdict: HandlerVerdict, ended: Mono | None = None

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, Unpack, get_args, overload
+from typing import Any, ClassVar, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
 
@@ -51,13 +51,14 @@ from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
 from jobsync.settings import Sources, resolve
+from jobsync.user_functions import check_function
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 ResultT = TypeVar("ResultT")
 
 _STATS_INTERVAL = 60.0
-_ALIASES = ("workers", "max_retries", "ticket_interval")
+_ALIASES = ("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error")
 
 
 @on_home_loop
@@ -178,12 +179,13 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
     def handler(
         self, function: Callable[[RecordT, BlockingContext], ResultT]
     ) -> Callable[[RecordT, BlockingContext], ResultT]: ...
-    def handler(self, function: Handler) -> Handler:
+    def handler(self, function: Handler = cast("Any", None)) -> Handler:  # noqa: B008 - for the error alone
         """Handle messages without a task with this function. Can be used as a decorator.
 
         Raises:
             Invalid: the function takes no message, or there is a handler already.
         """
+        check_function("function", function, "write @queue.handler, without parentheses")
         if "" in self._executor.tasks:
             problem = "cannot be added: there is a handler already"
             fix = "pass one handler, or make each function a task: @queue.task"

@@ -73,6 +73,11 @@ class QueueReporter:
         self._on_error = on_error
         self._timeout = timeout
 
+    @property
+    def queue(self) -> str:
+        """The stored name of the queue."""
+        return self._plugin.queue
+
     def on_enqueued(self, ids: list[str]) -> None:
         """Report messages that were pushed here."""
         self.counters["enqueued"] += len(ids)
@@ -110,7 +115,7 @@ class QueueReporter:
                     self.counters["retried"] += 1
                     self._report(events.MessageRetried, message, error=error, delay=delay)
                 raised = RuntimeError(error) if cause is None else cause
-                self.on_failure(raised, message.id)
+                self._report_failure(events.AttemptError, raised, message.id)
                 if self._on_error is not None:
                     return self._call("on_error", self._on_error, raised, delivery.data)
         return None
@@ -125,7 +130,8 @@ class QueueReporter:
     def on_ended(self, ended: list[EndedClaim]) -> None:
         """Report claims of others that were ended."""
         for claim in ended:
-            self._report(events.MessageRecovered, claim, state=claim.state)
+            kind = events.MessageBuried if claim.state == "dead" else events.MessageRecovered
+            self._report(kind, claim, state=claim.state)
 
     def on_overrun(self, message: Message, timeout: float) -> None:
         """Report a handler that runs on after its timeout."""
@@ -153,10 +159,13 @@ class QueueReporter:
 
     def on_failure(self, error: BaseException, message_id: str | None = None) -> None:
         """Report that something went wrong, perhaps with a message."""
+        self._report_failure(events.QueueError, error, message_id)
+
+    def _report_failure(
+        self, kind: type[events.QueueError], error: BaseException, message_id: str | None
+    ) -> None:
         text = format_error(error)
-        self._plugin.emit(
-            events.QueueError(queue=self._plugin.queue, error=text, message_id=message_id)
-        )
+        self._plugin.emit(kind(queue=self._plugin.queue, error=text, message_id=message_id))
 
     def _report(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
         """Emit an event about a message if anybody listens: there may be very many."""

@@ -22,7 +22,7 @@ from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
-from jobsync.queue.executor import MessageHandler
+from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
 from jobsync.queue.tasks import (
@@ -110,6 +110,7 @@ class KnownTask(NamedTuple):
 class TaskCalls(ABC):
     """The tasks of a `QueuePlugin`."""
 
+    _executor: Executor
     _known_tasks: dict[str, "KnownTask"]
     """By name."""
     _task_limits: dict[str, QueueLimits]
@@ -222,6 +223,11 @@ class TaskCalls(ABC):
             name: {**options, "enqueue": {**queue, "task": name}}
             for name, options in self._cron_tasks.items()
         }
+
+    @property
+    def handlers(self) -> dict[str, str]:
+        """The names of its handlers by task; that of messages without a task as the empty one."""
+        return self._executor.list_functions()
 
     @abstractmethod
     def _add_handler(self, task: str, handler: MessageHandler) -> None: ...

@@ -40,6 +40,9 @@ _STOP_TIME = 5.0
 _RECORDING_TIME = 1.0
 """Seconds for which a stop waits for runs by hand that are being recorded."""
 
+_ARGUMENTS = ("jobs", "on_job_start", "on_job_complete", "on_job_error")
+"""What an unknown option may have meant."""
+
 
 class SchedulerPlugin(CoordinatorPlugin):
     """Runs jobs at times, once in the whole fleet.
@@ -71,7 +74,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         namespace: str | None = None,
         **options: Any,
     ) -> None:
-        passed, shared = split_options(SchedulerSettings, options, "a scheduler", ("jobs",))
+        passed, shared = split_options(SchedulerSettings, options, "a scheduler", _ARGUMENTS)
         super().__init__(namespace=namespace, **shared)
         sources = Sources.load(os.environ, Path.cwd())
         self.settings = resolve(SchedulerSettings, passed, sources, section="scheduler").value

@@ -55,6 +55,9 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Json]
     has_ended: bool = False
     """Whether it is dead because its process was seen to have ended."""
+    has_left: bool = False
+    """Whether it has ended by itself, as far as its record shows: it was no candidate any more, and
+    published nothing. One that was killed was, or did."""
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +132,14 @@ def _describe_session(incarnation: str, record: SessionRecord, age: float | None
         leads=tuple(map(_format_role, sorted(record.holds))),
         facts=record.facts,
         has_ended=record.ended is True,
+        has_left=_has_left(record),
     )
+
+
+def _has_left(record: SessionRecord) -> bool:
+    published = [value for name, value in record.facts.items() if ":" in name]
+    is_idle = not (record.works or record.holds or any(each is not None for each in published))
+    return record.state == "dead" and record.ended is not True and is_idle
 
 
 def _find_condition(record: SessionRecord, age: float | None) -> SessionCondition:

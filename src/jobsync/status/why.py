@@ -264,8 +264,12 @@ def _first_line(error: str) -> str:
 
 
 def _explain_task(task: TaskStatus) -> Reason:
-    if task.claim is not None and task.claim.state == "running":
-        return _explain_running_task(task, task.claim)
+    claim = task.claim
+    if claim is not None and claim.state == "running":
+        return _explain_running_task(task, claim)
+    # It is done whoever owns it now, and whether a node is left.
+    if claim is not None and claim.state == "done":
+        return Reason("done", f"{claim.node} completed it, as run {claim.run}", since=claim.ended)
     unmatched = [pin for pin in task.pins if pin.in_force is None]
     if task.owner is None and unmatched:
         patterns = " or ".join(pattern for pin in unmatched for pattern in pin.patterns)
@@ -309,8 +313,6 @@ def _explain_owned_task(task: TaskStatus, owner: str) -> Reason:
     claim = task.claim
     if claim is None:
         return Reason("waiting", f"{owner} owns it and has not claimed it yet")
-    if claim.state == "done":
-        return Reason("done", f"{claim.node} completed it, as run {claim.run}", since=claim.ended)
     text = f"run {claim.run} failed on {claim.node}; {owner} owns it and may try again"
     return Reason("failed", text, since=claim.ended)
 

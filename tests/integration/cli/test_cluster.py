@@ -201,7 +201,7 @@ def test_an_unknown_id_is_reported(url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["tokens", "--app", "other"], 1, "no fleet that shares tasks as 'other'"),
+        (["tokens", "--appname", "other"], 1, "no fleet that shares tasks as 'other'"),
         (["resources", "query", "users", "--where", "{"], 2, "--where is not a filter"),
         (["resources", "query", "userz"], 1, "userz"),
         (["resources", "get", "users", "nobody"], 1, "no record of users 'nobody'"),

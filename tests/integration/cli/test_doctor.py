@@ -39,8 +39,16 @@ CHECKS = {
 
 
 def test_a_file_passes_every_check(tmp_path: Path) -> None:
-    """SQLite passes; in a pipe, columns are separated by tabs."""
-    run = jobsync("doctor", f"sqlite:///{tmp_path / 'jobs.db'}")
+    """SQLite passes, and is not created; in a pipe, columns are separated by tabs."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    missing = jobsync("doctor", "--json", url)
+    assert missing.returncode == 3
+    (finding,) = json.loads(missing.stdout)
+    assert finding["detail"] == f"there is no file {tmp_path / 'jobs.db'}"
+    assert finding["fix"]
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "jobs.db").touch()
+    run = jobsync("doctor", url)
     assert run.returncode == 0, run.stderr
     header, *rows = [line.split("\t") for line in run.stdout.splitlines()]
     assert header == ["check", "ok", "detail", "fix"]
@@ -153,6 +161,8 @@ def test_the_printed_schema_is_enough(postgres: servers.PostgresServer) -> None:
     """Once an administrator has applied it, a role without CREATE rights passes every check."""
     as_admin = postgres.create_database("prepared")
     as_app = f"{postgres.create_role('doctored_app', 'hush-hush', 'prepared')}?schema=app"
+    (missing,) = json.loads(jobsync("schema", "--check", "--json", as_app).stdout)
+    assert (missing["tables"], missing["version"]) == ("missing", 0)
     refused = jobsync("doctor", as_app)
     assert refused.returncode == 3
     assert "run `jobsync schema URL`" in refused.stdout
@@ -161,8 +171,31 @@ def test_the_printed_schema_is_enough(postgres: servers.PostgresServer) -> None:
     assert "hush-hush" not in printed.stdout + refused.stdout
     with psycopg.connect(as_admin, autocommit=True) as admin:
         admin.execute(printed.stdout.encode())
+    checked = jobsync("schema", "--check", as_app)
+    assert (checked.returncode, checked.stdout.splitlines()[1].split("\t")[0]) == (0, "current")
     run = jobsync("doctor", as_app)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_database_that_cannot_be_written_is_named(postgres: servers.PostgresServer) -> None:
+    """And what makes it writable."""
+    url = postgres.create_database("frozen")
+    with psycopg.connect(postgres.url, autocommit=True) as admin:
+        admin.execute("ALTER DATABASE frozen SET default_transaction_read_only = on")
+    run = jobsync("doctor", "--json", url)
+    assert run.returncode == 3
+    failed = [row for row in json.loads(run.stdout) if not row["ok"]]
+    assert "is read-only" in failed[0]["detail"]
+    assert "default_transaction_read_only = off" in failed[0]["fix"]
+
+
+def test_a_missing_bucket_is_named(s3: servers.S3Server) -> None:
+    """And what to do about it."""
+    run = jobsync("doctor", "--json", s3.url("no-such-bucket"))
+    assert run.returncode == 3
+    (finding,) = [row for row in json.loads(run.stdout) if not row["ok"]]
+    assert finding["detail"].startswith("names a bucket that does not exist")
+    assert finding["fix"] == "create it first"
 
 
 def test_a_bucket_needs_a_policy() -> None:

@@ -47,7 +47,7 @@ def push(url: str, *messages: dict[str, Any], words: tuple[str, ...] = ()) -> li
     lines = "\n".join(json.dumps(message) for message in messages)
     done = run(url, "enqueue", "emails", *words, stdin=lines)
     assert done.returncode == 0, done.stderr
-    return [row["id"] for row in read_tsv(done.stdout)]
+    return done.stdout.split()
 
 
 async def test_messages_come_by_argument_and_by_lines(url: str) -> None:
@@ -55,9 +55,9 @@ async def test_messages_come_by_argument_and_by_lines(url: str) -> None:
     before = read_queue(url)["completed"]
     (one,) = read_json(url, "enqueue", "emails", '{"to": "a"}')
     done = run(url, "enqueue", "default/emails", '[{"to": "b"}, {"to": "c"}]')
-    two = read_tsv(done.stdout)
+    two = done.stdout.split()
     three = push(url, {"to": "d"}, {"to": "e"}, {"to": "f"})
-    ids = [one["id"], *(row["id"] for row in two), *three]
+    ids = [one["id"], *two, *three]
     assert len(set(ids)) == 6
     await until(lambda: read_queue(url)["completed"] == before + 6, "all are handled")
 
@@ -67,7 +67,7 @@ def test_many_are_pushed_at_once_and_people_see_some_ids(url: str) -> None:
     run(url, "queues", "pause", "emails")
     many = json.dumps([{"to": str(n)} for n in range(100)])
     lines = on_terminal(url, 80, "enqueue", "emails", many)
-    assert (lines[0], len(lines), lines[-1]) == ("id", 22, "… and 80 more")
+    assert (len(set(lines)), lines[-1]) == (21, "… and 80 more")
     assert read_queue(url)["ready"] == 100
     bad = json.dumps([{"to": "x"}] * 50) + "\n[1]"
     done = run(url, "enqueue", "emails", stdin=bad)
@@ -215,7 +215,7 @@ def test_a_purge_asks_for_confirmation(url: str) -> None:
         (["enqueue", "a/b/c", "{}"], 2, "queue must be [NAMESPACE/]RESOURCE (got 'a/b/c')"),
         (["enqueue", "emails", "[1]"], 2, "DATA is not a message"),
         (["enqueue", "emails", "{}", "--delay", "-1"], 2, "'--delay'"),
-        (["enqueue", "emails", "{}", "--delay", "1e12"], 2, "delay must be 0 to 366 days"),
+        (["enqueue", "emails", "{}", "--delay", "999d"], 2, "delay must be 0 to 366 days"),
         (["enqueue", "emails", "{}", "--max-attempts", "0"], 2, "'--max-attempts'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -239,14 +239,15 @@ def test_a_missing_store_is_reported(tmp_path: Path) -> None:
 def test_one_message_is_hurried_cancelled_and_deleted(url: str) -> None:
     """By its id; the exit code says whether something was done."""
     (name,) = push(url, {"to": "later"}, words=("--delay", "3600"))
-    done = run(url, "queues", "cancel", "emails", name)
+    done = run(url, "messages", "cancel", name)
     assert (done.returncode, read_tsv(done.stdout)[0]["what"]) == (0, "cancelled")
-    assert run(url, "queues", "run-now", "emails", name).returncode == 1
+    assert run(url, "messages", "run-now", name).returncode == 1
     (reason,) = read_json(url, "why", name)
     assert (reason["code"], reason["reason"]) == ("cancelled", "it was cancelled from outside")
-    unasked = run(url, "queues", "delete", "emails", name)
+    unasked = run(url, "messages", "delete", name)
     assert "--yes" in unasked.stderr
-    (row,) = read_json(url, "queues", "delete", "emails", name, "--yes")
+    (row,) = read_json(url, "messages", "delete", name, "--yes")
     assert row == {"queue": QUEUE, "id": name, "what": "deleted"}
-    again = run(url, "queues", "delete", "emails", name, "--yes")
-    assert (again.returncode, read_tsv(again.stdout)[0]["what"]) == (1, "not deleted: unknown")
+    again = run(url, "messages", "delete", name, "--yes")
+    assert again.returncode == 1
+    assert "There is no message" in again.stderr

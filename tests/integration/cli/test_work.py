@@ -122,7 +122,10 @@ def test_a_worker_stops_cleanly(
     """It prints a banner and a line per event, gives up its role, and exits with 0."""
     with running(tmp_path, url, target) as worker:
         assert worker.log[0].startswith("jobsync ")
-        assert worker.log[1:3] == [f"  store    {url}", "  plugins  report"]
+        assert worker.log[1:3] == [
+            f"  store    {url} (from the code)",
+            "  runs     report (Report)",
+        ]
         status, log = worker.stop(number)
     assert status == 0, log
     lines = log.splitlines()
@@ -269,13 +272,26 @@ async def test_health_reads_the_heartbeat_file(tmp_path: Path, url: str) -> None
     assert "no heartbeat for" in str(health("--ready", "--max-age", "1")[1]["reasons"])
 
 
-def test_heartbeats_that_cannot_be_written_end_the_process(tmp_path: Path, url: str) -> None:
-    """With exit code 1 and the reason in the log: probes would call it dead."""
+def test_a_process_whose_heartbeats_cannot_be_written_does_not_start(
+    tmp_path: Path, url: str
+) -> None:
+    """With exit code 1 and the fix: probes would call it dead."""
     file = tmp_path / "missing" / "heartbeat.json"
     worker = Worker(tmp_path, url, "tasks:db", "--heartbeat-file", str(file))
-    assert "--heartbeat-file cannot be written" in worker.read_until("stopping, so that")
-    assert worker.process.wait(60) == 1
-    worker.process.communicate()
+    _, log = worker.process.communicate(timeout=60)
+    assert worker.process.returncode == 1
+    assert log.startswith("jobsync: --heartbeat-file cannot be written")
+
+
+def test_heartbeats_that_fail_later_end_the_process(tmp_path: Path, url: str) -> None:
+    """With exit code 1 and the reason in the log."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    words = ("tasks:db", "--heartbeat-file", str(folder / "heartbeat.json"))
+    with running(tmp_path, url, *words) as worker:
+        folder.rename(tmp_path / "elsewhere")
+        assert "--heartbeat-file cannot be written" in worker.read_until("stopping, so that")
+        assert worker.process.wait(60) == 1
 
 
 @pytest.mark.parametrize(
@@ -287,7 +303,7 @@ def test_heartbeats_that_cannot_be_written_end_the_process(tmp_path: Path, url: 
         (["tasks"], "Write it as in tasks:db"),
         (["tasks:db", "--http", "here"], "--http is not an address (got 'here')"),
         (["tasks:db", "--grace", "-1"], "'--grace'"),
-        (["tasks:db", "--grace", "nan"], "--grace must be 0 to 366 days, in seconds (got nan)"),
+        (["tasks:db", "--grace", "367d"], "--grace must be 0 to 366 days"),
         (["tasks:db", "--log-format", "xml"], "'--log-format'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

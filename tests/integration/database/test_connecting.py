@@ -95,6 +95,10 @@ async def test_calls_on_a_disconnected_database_are_refused() -> None:
             await call
     with pytest.raises(Invalid, match="is not connected"):
         database.resource("a")
+    with pytest.raises(Invalid, match=r"not known before the database is connected.*async with db"):
+        database.resources["a"]
+    with pytest.raises(AttributeError, match=r"'a' is not known before .*: use it within `async w"):
+        _ = database.resources.a
 
 
 async def test_connecting_and_disconnecting_may_be_repeated(

@@ -1,10 +1,12 @@
 """A node's name: one live process has it, and records there what it has applied."""
 
+import asyncio
 from collections.abc import Iterable
 
 import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
+from waiting import until
 
 from jobsync import Components, Conflict, Corrupt
 from jobsync.coordination.session import SESSIONS, SessionRecord
@@ -109,6 +111,24 @@ async def test_a_live_process_keeps_its_name(processes: Processes) -> None:
     with pytest.raises(NameTaken, match="process 17 on host-of-one"):
         await second.take(other, until=processes.clock.mono())
     assert (await processes.holder()).incarnation == "one.1"
+
+
+async def test_a_wait_for_a_name_is_reported(processes: Processes) -> None:
+    """Once, with the process that has it; then the name is taken."""
+    waits: list[Event] = []
+    processes.components.events.on("jobs:name-awaited", waits.append)
+    first, node, _ = processes.process("one")
+    await first.take(node, until=processes.clock.mono())
+    await processes.live("one.1")
+    second, other, _ = processes.process("two")
+    taking = asyncio.create_task(second.take(other, until=processes.clock.mono() + 5.0))
+    await until(lambda: waits, "it waits")
+    await processes.live("one.1")
+    await processes.live("one.1", "dead")
+    await taking
+    (wait,) = waits
+    assert (wait["node"], wait["host"], wait["pid"], wait["wait"]) == ("a", "host-of-one", 17, 5.0)
+    assert (await processes.holder()).incarnation == "two.1"
 
 
 @pytest.mark.parametrize("gone", ["left", "dead", "missed"])

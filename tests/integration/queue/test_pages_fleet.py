@@ -81,8 +81,8 @@ class WorkerProcess:
         """Connect, and handle messages."""
         database = NodeDatabase(self.node, self.link)
         # What wakes the workers of a process does not wake those of another.
-        assert isinstance(database._target.target, Store)
-        database._target.target.name += self.node.name
+        assert isinstance(database.store_target.target, Store)
+        database.store_target.target.name += self.node.name
         database.on("plg:queue:tickets-published", self._fleet.published.append)
         self.queue = QueuePlugin(resource="tasks", on_message=self._handle if handles else None)
         await database.use_plugin(self.queue)

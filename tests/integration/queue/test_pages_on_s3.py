@@ -99,7 +99,7 @@ async def test_commands_show_and_change_queues(bucket_url: str) -> None:
     run("enqueue", "emails", '{"to": "b@example.com"}', "--delay", "100")
     (row,) = run("queues", "list")
     assert (row["queue"], row["ready"], row["waiting"]) == ("default/emails", 1, 1)
-    (shown,) = run("queues", "browse", "emails")
+    (shown,) = run("queues", "browse", "emails", "--state", "ready")
     assert (shown["id"], shown["value"]["to"]) == (first["id"], "a@example.com")
     reason = run("why", first["id"])
     assert "no worker is active" in json.dumps(reason)

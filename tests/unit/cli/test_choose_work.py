@@ -1,12 +1,14 @@
 """What a process of `jobsync work` works on: all plugins, or some queues."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from jobsync import Database, Invalid, QueuePlugin, sync
-from jobsync.cli.worker_process import choose_work, create_database, load_target
+from jobsync import Database, Invalid, Misconfigured, QueuePlugin, sync
+from jobsync.cli.target import create_database, load_target
+from jobsync.cli.worker_plan import choose_work
 from jobsync.events import Event
 
 
@@ -59,3 +61,54 @@ async def test_a_database_for_blocking_callers_is_a_target(monkeypatch: pytest.M
         assert found is module.db.wrapped
     with pytest.raises(Invalid, match="Did you mean some_app:db"):
         load_target("some_app:bd")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("send", "is a task of a queue, not a Database"),
+        ("emails", "is not a Database"),
+        ("handle", "is a function with arguments, not a Database"),
+        ("missing", "is not a Database"),
+    ],
+)
+def test_something_else_is_not_a_target(
+    monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+) -> None:
+    """The error says what it is, and which name has the database."""
+    module = ModuleType("some_app")
+    emails = build_queue("emails")
+    vars(module).update(emails=emails, handle=handle, send=emails.task(name="send")(lambda: None))
+    module.db = Database("memory://", plugins=[emails])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_app", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(Invalid, match=f"TARGET {problem}.*Did you mean some_app:db?"):
+        load_target(f"some_app:{name}")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError"),
+        ("def fail():\n    raise ValueError('no')\nfail()\n", "cannot be imported: ValueError: no"),
+        ("db = (\n", "cannot be imported: SyntaxError"),
+        ("def db():\n    raise ValueError('no')\n", "raised an error: ValueError: no"),
+    ],
+)
+async def test_an_error_of_the_users_code_has_no_lines_of_ours(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    problem: str,
+) -> None:
+    """The message has the error and the line to correct; the trace has the user's lines."""
+    (tmp_path / "broken_app.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "broken_app", raising=False)
+    with pytest.raises(Misconfigured, match=f"TARGET {problem}.*Correct "):
+        await create_database("broken_app:db", load_target("broken_app:db"))
+    trace = capsys.readouterr().err
+    assert "jobsync" not in trace.replace(str(tmp_path), "")
+    assert "importlib" not in trace
+    assert ("broken_app.py" in trace) is ("SyntaxError" not in problem)

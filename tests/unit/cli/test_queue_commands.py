@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from jobsync.cli import queues as module
-from jobsync.cli.queues import enqueue, queues
+from jobsync.cli import messages as module
+from jobsync.cli import queues as queues_module
+from jobsync.cli.messages import enqueue, messages
+from jobsync.cli.queues import queues
+from jobsync.core.messages import LIVE
+from jobsync.errors import Invalid
 from jobsync.queue.enqueue import enqueue_messages
 
 NAME = "default/emails"
@@ -33,7 +37,12 @@ class Calls:
 @pytest.mark.parametrize(
     ("words", "answer", "calls", "row"),
     [
-        ("browse emails", [], [("browse", "ready", {"after": "", "limit": 20})], None),
+        (
+            "browse emails",
+            [],
+            [("browse", state, {"after": "", "limit": 20}) for state in LIVE],
+            None,
+        ),
         (
             "browse emails --state dead --limit 3 --after c7",
             [],
@@ -82,7 +91,7 @@ def test_a_command_asks_for_what_its_words_say(
         asked.append(queue)
         return NAME, asyncio.run(work(backend))
 
-    monkeypatch.setattr(module, "_run_on_queue", run)
+    monkeypatch.setattr(queues_module, "run_on_queue", run)
     done = CliRunner().invoke(queues, [*words.split(), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert backend.made == calls
@@ -91,12 +100,15 @@ def test_a_command_asks_for_what_its_words_say(
 
 
 def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard input is not a terminal, and messages were found."""
+    """Standard input is not a terminal, and messages were found, whatever the environment says."""
     backend = Calls(7)
     monkeypatch.setattr(
-        module, "_run_on_queue", lambda _, __, work: (NAME, asyncio.run(work(backend)))
+        queues_module, "run_on_queue", lambda _, __, work: (NAME, asyncio.run(work(backend)))
     )
-    done = CliRunner().invoke(queues, ["purge", "emails", "--state", "dead"])
+    # No variable answers for the user, not even one that click would derive from its prefix.
+    environ = {"JOBSYNC_YES": "1", "JOBSYNC_PURGE_YES": "1", "JOBSYNC_QUEUES_PURGE_YES": "1"}
+    words = ["purge", "emails", "--state", "dead"]
+    done = CliRunner().invoke(queues, words, env=environ, auto_envvar_prefix="JOBSYNC")
     assert "--yes is required" in str(done.exception)
     assert backend.made == [("count",)]
 
@@ -106,13 +118,15 @@ def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.Mon
     [
         ([], {}, {}),
         (["--delay", "60"], {}, {"delay": 60.0}),
+        (["--delay", "5m"], {}, {"delay": 300.0}),
         (["--timeout", "9.5"], {}, {"timeout": 9.5}),
+        (["--timeout", "500ms"], {}, {"timeout": 0.5}),
         (["--max-attempts", "7"], {}, {"max_attempts": 7}),
         (["--priority", "0"], {}, {"priority": 0}),
         (["--group", "a"], {}, {"group": "a"}),
         (["--task", "mail.send"], {}, {"task": "mail.send"}),
         ([], {"JOBSYNC_KEY": "k"}, {"key": "k"}),
-        ([], {"JOBSYNC_DELAY": "3"}, {"delay": 3.0}),
+        ([], {"JOBSYNC_DELAY": "1.5h"}, {"delay": 5400.0}),
         ([], {"JOBSYNC_TIMEOUT": "4"}, {"timeout": 4.0}),
         ([], {"JOBSYNC_QUEUE_MAX_ATTEMPTS": "5"}, {"max_attempts": 5}),
         (["--delay", "1"], {"JOBSYNC_DELAY": "3"}, {"delay": 1.0}),
@@ -144,3 +158,59 @@ def test_messages_are_pushed_with_their_options(
         assert done.exit_code == 0, done.output
         assert pushed.pop() == ("emails", found, {**ENQUEUED, **expected})
         assert len(json.loads(done.stdout)) == len(found)
+
+
+def test_ids_are_bare_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One per line without a header: `id=$(jobsync enqueue …)` is the id."""
+    monkeypatch.setattr(module, "run_on_database", lambda _, __: ["id1", "id2"])
+    assert CliRunner().invoke(enqueue, ["emails", "{}"]).stdout == "id1\nid2\n"
+
+
+@pytest.mark.parametrize("data", [None, "[]"])
+def test_nothing_is_not_enqueued(data: str | None) -> None:
+    """Empty input is a mistake of the caller, not a success."""
+    done = CliRunner().invoke(enqueue, ["emails", *filter(None, [data])], input="\n")
+    assert isinstance(done.exception, Invalid)
+    assert "has no message" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "call", "what", "status"),
+    [
+        ("cancel id1", True, ("cancel", "id1"), "cancelled", 0),
+        ("cancel id1", None, ("cancel", "id1"), "not cancelled: unknown or finished", 1),
+        ("delete id1 --yes", "deleted", ("delete", "id1"), "deleted", 0),
+        ("delete id1 --yes", "unknown", ("delete", "id1"), "not deleted: unknown", 1),
+        ("run-now id1", True, ("run_now", "id1"), "due now", 0),
+        ("run-now id1", False, ("run_now", "id1"), "unchanged: it does not wait", 1),
+    ],
+)
+def test_a_message_is_found_in_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    answer: Any,
+    call: tuple[Any, ...],
+    what: str,
+    status: int,
+) -> None:
+    """Its id is enough; the exit code says whether anything was done."""
+    backend = Calls(answer)
+    asked: list[str] = []
+
+    def run(_: str | None, queue: str, work: Any) -> tuple[str, Any]:
+        asked.append(queue)
+        return NAME, asyncio.run(work(backend))
+
+    monkeypatch.setattr(module, "run_on_queue", run)
+    monkeypatch.setattr(module, "_find_queue", lambda _, name: f"queue of {name}")
+    done = CliRunner().invoke(messages, [*words.split(), "--json"], catch_exceptions=False)
+    assert (done.exit_code, asked, backend.made) == (status, ["queue of id1"], [call])
+    assert json.loads(done.stdout) == [{"queue": NAME, "id": "id1", "what": what}]
+
+
+def test_a_claimed_message_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the command that comes first."""
+    run = lambda _, __, work: (NAME, asyncio.run(work(Calls("claimed"))))  # noqa: E731
+    monkeypatch.setattr(module, "run_on_queue", run)
+    done = CliRunner().invoke(messages, ["delete", "id1", "--queue", "emails", "--yes"])
+    assert "run: jobsync messages cancel id1" in str(done.exception).replace("Run:", "run:")

@@ -90,7 +90,7 @@ def test_a_span_is_so_long_ago(text: str, seconds: float) -> None:
 def test_a_narrow_terminal_leaves_out_spare_columns_from_the_right(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, and only as many as it must; the others stay in order."""
+    """One after the other, and only as many as it must, and says which; the others stay."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     names = ["first", "spare_one", "second", "spare_two", "spare_three"]
@@ -99,8 +99,13 @@ def test_a_narrow_terminal_leaves_out_spare_columns_from_the_right(
     for width in range(80, 19, -1):
         monkeypatch.setenv("COLUMNS", str(width))
         show_rows(columns, [dict.fromkeys(names, "x" * 9)], as_json=False)
-        header = capsys.readouterr().out.splitlines()[0].strip()
+        header, _, *rest = capsys.readouterr().out.splitlines()
+        header = header.strip()
         shown = [part.replace(" ", "_") for part in re.split(" {2,}", header)]
+        missing = ", ".join(name.replace("_", " ") for name in names if name not in shown)
+        if "second" in shown:
+            hint = f"not shown, for want of width: {missing}"
+            assert " ".join(map(str.strip, rest)) == (hint if missing else "")
         if shown not in seen:
             seen.append(shown)
         assert len(header) <= width

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from fleets import BilledStore
 
-from jobsync import CoordinatorSettings
+from jobsync import CoordinatorSettings, Invalid
 from jobsync.core.trust import Timing
 from jobsync.stores.memory import MemoryStore
 
@@ -47,3 +47,10 @@ def test_what_was_passed_counts_on_every_store(store: type[MemoryStore]) -> None
         assert chosen.cold_start_preparation_delay == delay
         assert chosen.skip_cold_start is bool(window)
         assert (chosen.min_epoch_duration, chosen.max_epoch_duration) == (delay, 7.0)
+
+
+def test_a_mandate_in_milliseconds_is_refused() -> None:
+    """The error has the number of seconds that was meant."""
+    with pytest.raises(Invalid, match=r"max_epoch_duration must be .* seconds.* mean 300\?"):
+        CoordinatorSettings(max_epoch_duration=300_000)
+    assert CoordinatorSettings(max_epoch_duration=86_400).max_epoch_duration == 86_400

@@ -81,3 +81,20 @@ def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], message: 
     """When it is created, by their own names."""
     with pytest.raises(Invalid, match=message):
         QueuePlugin(resource="tasks", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("onMessage", "on_message"), ("onError", "on_error"), ("maxRetries", "max_retries")],
+)
+def test_a_name_as_in_javascript_gets_ours(name: str, meant: str) -> None:
+    """Of settings, of their other names and of arguments."""
+    options: dict[str, Any] = {name: print}
+    with pytest.raises(Invalid, match=rf"{name} is not an option .* Did you mean {meant}\?"):
+        QueuePlugin("emails", **options)
+
+
+def test_a_decorator_with_parentheses_says_so() -> None:
+    """Instead of an error about a missing argument."""
+    with pytest.raises(Invalid, match=r"Write @queue\.handler, without parentheses"):
+        QueuePlugin("emails").handler()  # type: ignore[call-overload]

@@ -91,11 +91,13 @@ def status(**changes: Any) -> TaskStatus:
             "run 2 failed on a; b owns it",
         ),
         (status(claim=claim("done"), claimed_by="dead"), "done", "a completed it, as run 2"),
+        (status(claim=claim("done"), owner=None, pins=[pin(None)]), "done", "a completed it"),
+        (status(claim=claim("done"), owner=None, moving_to="c"), "done", "a completed it"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_the_first_obstacle_is_the_reason(task: TaskStatus, code: str, text: str) -> None:
-    """A running claim comes first, then a missing owner, then the state of the last claim."""
+    """A claim that runs or is done comes first, then a missing owner, then a failed claim."""
     reason = explain(task)
     assert reason.code == code
     assert text in reason.text

@@ -169,8 +169,9 @@ def test_a_mistake_in_a_statement_is_raised_as_it_is() -> None:
 CONNECT_TEXTS: dict[str, tuple[type[JobsyncError], str]] = {
     'password authentication failed for user "me"': (Misconfigured, "wrong user or password"),
     'no pg_hba.conf entry for host "1.2.3.4"': (Misconfigured, "refused by pg_hba.conf"),
-    'database "d" does not exist': (Misconfigured, "does not exist"),
-    'role "me" is not permitted to log in': (Misconfigured, "may not log in"),
+    'FATAL:  database "d" does not exist': (Misconfigured, "names a database that does not exist"),
+    'FATAL:  role "me" does not exist': (Misconfigured, "has a user that does not exist"),
+    'FATAL:  role "me" is not permitted to log in': (Misconfigured, "may not log in"),
     'permission denied for database "d"': (Misconfigured, "may not connect to"),
     "server does not support SSL, but SSL was required": (Misconfigured, "does not support"),
     "certificate verify failed": (Misconfigured, "certificate does not match"),

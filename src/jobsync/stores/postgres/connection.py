@@ -78,8 +78,17 @@ _CONNECT_ERRORS = (
         "correct user:password@ in it",
     ),
     ("no pg_hba.conf entry", "is refused by pg_hba.conf", "allow this user from this host"),
-    ('" does not exist', "names a database or user that does not exist", "create it first"),
     ("is not permitted to log in", "names a role that may not log in", "ALTER ROLE … LOGIN"),
+    (
+        'FATAL:  role "',
+        "has a user that does not exist on the server",
+        "correct user:password@ in it, or run: CREATE ROLE … LOGIN",
+    ),
+    (
+        '" does not exist',
+        "names a database that does not exist on the server",
+        "correct the name after the last slash, or run: createdb NAME",
+    ),
     (
         "permission denied for database",
         "names a database that this user may not connect to",
@@ -355,8 +364,8 @@ def statement_error(url: PostgresUrl, error: psycopg.Error) -> JobsyncError:
         case "25006":
             return Unavailable(
                 name,
-                "the server is read-only; it may be a standby since a failover",
-                "point the url to the primary",
+                "the server or the database is read-only; it may be a standby since a failover",
+                "point the url to the primary, or SET default_transaction_read_only = off",
             )
         case "42501" | "42P01" | "42703" | "3F000":
             problem = f"lacks a table or a privilege: {first_line(url, error)}"

@@ -13,10 +13,10 @@ from psycopg import errors, sql
 
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgres.connection import SCHEMA_FIX, PostgresConnection
+from jobsync.stores.postgres.connection import SCHEMA_FIX, PostgresConnection, connect_user
 from jobsync.stores.sql import fill_in, load_schema_steps, load_sql, quote_name
 
-__all__ = ["POSTGRES_STEPS", "find_schema", "schema_sql", "upgrade"]
+__all__ = ["POSTGRES_STEPS", "find_schema", "read_tables_version", "schema_sql", "upgrade"]
 
 POSTGRES_STEPS = load_schema_steps(__file__, "schema.sql")
 """Step n brings a schema from version n to n + 1. Safe to repeat."""
@@ -95,6 +95,24 @@ async def _read_version(connection: PostgresConnection, url: PostgresUrl, schema
         problem = f"has tables of version {version}, and this code knows {len(POSTGRES_STEPS)}"
         raise Misconfigured("url", str(url), problem, "upgrade jobsync in this process")
     return int(version)
+
+
+def read_tables_version(url: PostgresUrl) -> int:
+    """Return the version of the tables in a database, without changing it; 0 if it has none.
+
+    Raises:
+        Misconfigured: the server refuses the connection, or the role may not read the tables.
+        Unavailable: it cannot be reached.
+    """
+    with connect_user(url, "UTC") as connection:
+        try:
+            cursor = connection.execute(_in_schema(url.schema or "public", _SQL["read_version"]))
+            row = cursor.fetchone()
+        except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
+            return 0
+        except errors.InsufficientPrivilege as error:
+            raise _not_permitted(url, error) from error
+    return 0 if row is None else int(row[0])
 
 
 async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:

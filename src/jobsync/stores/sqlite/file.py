@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -27,6 +27,7 @@ __all__ = [
     "FileChanges",
     "MalformedSqliteJson",
     "SqliteFile",
+    "read_tables_version",
 ]
 
 T = TypeVar("T")
@@ -389,6 +390,25 @@ def _touch(path: str) -> None:
 def _code(error: sqlite3.Error) -> int:
     """Return the primary result code."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def read_tables_version(path: str) -> int:
+    """Return the version of the tables in a file, without changing it; 0 if it has none.
+
+    Raises:
+        Misconfigured: there is no such file, or it is not SQLite's.
+    """
+    try:
+        with closing(
+            sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+        ) as file:
+            row = file.execute(_SQL["read_version"]).fetchone()
+    except sqlite3.Error as error:
+        if "no such table" in str(error):
+            return 0
+        problem = f"cannot be read: {error}"
+        raise Misconfigured("url", path, problem, "check the path and its permissions") from None
+    return 0 if row is None else int(row[0])
 
 
 def _upgrade(connection: sqlite3.Connection, path: str) -> None:

@@ -1,0 +1,140 @@
+"""Options that commands share: which store they name, durations, and mistyped commands."""
+
+import sys
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from jobsync import Database, Invalid
+from jobsync.cli.main import cli
+from jobsync.cli.options import DurationType, parse_seconds, url_argument, url_option
+from jobsync.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A program with a database."""
+    module = ModuleType("some_app")
+    module.db = Database("sqlite:///of-the-app.db")  # type: ignore[attr-defined]
+    module.default = Database()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_app", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return module
+
+
+@click.command()
+@url_option
+def show(url: str | None) -> None:
+    """Print the URL that a command gets."""
+    click.echo(str(url))
+
+
+@click.command()
+@url_argument
+def show_argument(url: str | None) -> None:
+    """Print the URL that a command with an argument gets."""
+    click.echo(str(url))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ("--url memory://", {}, "memory://"),
+        ("", {"JOBSYNC_URL": "memory://"}, "memory://"),
+        ("", {}, "None"),
+        ("--app some_app:db", {}, "sqlite:///of-the-app.db"),
+        ("", {"JOBSYNC_APP": "some_app:db"}, "sqlite:///of-the-app.db"),
+        ("--app some_app:db", {"JOBSYNC_URL": "memory://"}, "sqlite:///of-the-app.db"),
+        ("--url memory://", {"JOBSYNC_APP": "some_app:db"}, "memory://"),
+        ("--app some_app:default", {}, "None"),
+    ],
+)
+def test_a_store_is_named_by_its_url_or_by_a_program(
+    app: ModuleType, words: str, environ: dict[str, str], expected: str
+) -> None:
+    """What was typed wins; a program without a URL of its own uses the default store."""
+    del app
+    runner = CliRunner(env={"JOBSYNC_URL": None, "JOBSYNC_APP": None, **environ})
+    done = runner.invoke(show, words.split(), catch_exceptions=False)
+    assert done.output.strip() == expected
+    given = words.replace("--url ", "").split()
+    done = runner.invoke(show_argument, given, catch_exceptions=False)
+    assert done.output.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--app some_app:db --url memory://", "must not be passed with a URL"),
+        ("--app sync_", "for the name of a fleet, pass --appname"),
+        ("--app some_app:dbb", "Did you mean some_app:db?"),
+        ("--app some_app:opened", "open store, memory://x, without a URL"),
+    ],
+)
+def test_a_program_without_such_a_database_is_refused(
+    app: ModuleType, words: str, problem: str
+) -> None:
+    """The error says what to pass instead."""
+    app.opened = Database(connection=MemoryStore("x"))  # type: ignore[attr-defined]
+    error = CliRunner().invoke(show, words.split()).exception
+    assert isinstance(error, Invalid)
+    assert problem in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("5m", 300.0),
+        ("1.5h", 5400.0),
+        ("2d", 172800.0),
+        ("30 s", 30.0),
+        ("500ms", 0.5),
+        *((text, None) for text in ("", "m", "5x", "-5", "nan", "inf", "1e3", "5 minutes")),
+    ],
+)
+def test_durations_have_units(text: str, seconds: float | None) -> None:
+    """DurationType without one; anything else is not a duration."""
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (DurationType(), "soon", "'soon' is not a duration: write 90, 5m, 1.5h or 2d."),
+        (DurationType(1.0), "900ms", "it must be 1 s or more"),
+        (DurationType(is_least_allowed=False), "0", "it must be more than 0 s"),
+    ],
+)
+def test_a_wrong_duration_is_refused(kind: DurationType, text: str, problem: str) -> None:
+    """With an example, or with the shortest one."""
+    with pytest.raises(click.BadParameter, match=problem):
+        kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["wrok"], "No such command 'wrok'. Did you mean 'work'?"),
+        (["queue", "list"], "Did you mean 'queues'?"),
+        (["queues", "lits"], "Did you mean 'list'?"),
+        (["messages", "hurry"], "Known: cancel, delete, run-now."),
+        (["ttl", "nxt"], "Did you mean 'next'?"),
+    ],
+)
+def test_a_mistyped_command_gets_a_suggestion(words: list[str], hint: str) -> None:
+    """At every level."""
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert hint in done.output
+
+
+@pytest.mark.parametrize("level", ["info", "INFO", "Warning"])
+def test_names_of_levels_are_read_in_any_case(level: str) -> None:
+    """As logging writes them, too: the target is what is wrong here."""
+    done = CliRunner().invoke(cli, ["work", "tasks", "--log-level", level])
+    assert isinstance(done.exception, Invalid)
+    assert done.exception.field == "TARGET"

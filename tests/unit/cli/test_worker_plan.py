@@ -1,0 +1,107 @@
+"""What a worker says that it is going to do, and what it refuses to start for."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from jobsync import (
+    CachePlugin,
+    CoordinatorPlugin,
+    Database,
+    Invalid,
+    QueuePlugin,
+)
+from jobsync.cli.worker_plan import (
+    check_work,
+    choose_work,
+    describe_store,
+    describe_work,
+    warn_of_other_store,
+)
+from jobsync.stores.memory import MemoryStore
+
+
+def handle(_: object) -> None:
+    """Handle a message."""
+
+
+def send(to: str) -> str:
+    """Handle a task."""
+    return to
+
+
+def test_handlers_are_listed_by_queue_and_task() -> None:
+    """Also queues without one, and other plugins."""
+    emails = QueuePlugin("emails", on_message=handle)
+    emails.task(name="send")(send)
+    database = Database("memory://", plugins=[emails, CoordinatorPlugin(), CachePlugin()])
+    assert list(describe_work(database)) == [
+        "coordinator (CoordinatorPlugin)",
+        f"default/emails → messages without a task → {__name__}.handle",
+        f"default/emails → send → {__name__}.send",
+    ]
+    check_work("app:db", database)
+    emails = QueuePlugin("emails")
+    for number in range(25):
+        emails.task(name=f"task{number}")(lambda: None)
+    lines = list(describe_work(Database("memory://", plugins=[emails])))
+    assert (len(lines), lines[-1]) == (21, "default/emails → 5 more tasks")
+
+
+@pytest.mark.parametrize(
+    ("plugins", "queues", "problem"),
+    [
+        ([], None, "has no plugin that works"),
+        (["cache"], None, "has no plugin that works"),
+        (["emails"], None, "has no handler for default/emails"),
+        (["emails", "images"], "emails", "has no handler for default/emails"),
+        (["emails", "images"], None, ""),
+        (["emails", "coordinator"], None, ""),
+    ],
+)
+def test_a_process_that_would_do_nothing_is_refused(
+    plugins: list[str], queues: str | None, problem: str
+) -> None:
+    """A queue without a handler is enough beside something that works."""
+    known = {
+        "cache": CachePlugin(),
+        "emails": QueuePlugin("emails"),
+        "images": QueuePlugin("images", on_message=handle),
+        "coordinator": CoordinatorPlugin(),
+    }
+    database = Database("memory://", plugins=[known[name] for name in plugins])
+    choose_work(database, queues, None)
+    if not problem:
+        check_work("app:db", database)
+        return
+    with pytest.raises(Invalid, match=f"TARGET {problem}: the process would do nothing"):
+        check_work("app:db", database)
+
+
+def test_the_store_is_shown_with_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Resolved and without secrets; a variable that the code overrides is a warning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOBSYNC_URL", raising=False)
+    default = f"sqlite:///{tmp_path}/jobsync.db"
+    assert describe_store(Database()) == f"{default} (by default; JOBSYNC_URL names another)"
+    given = Database("postgresql://me:secret@host/db")
+    assert describe_store(given) == "postgresql://***@host/db (from the code)"
+    opened = Database(connection=MemoryStore("x"))
+    assert describe_store(opened) == "memory://x (an open store, from the code)"
+    warn_of_other_store(given, {})
+    assert not caplog.records
+    monkeypatch.setenv("JOBSYNC_URL", "sqlite:///jobsync.db")
+    environ = {"JOBSYNC_URL": "sqlite:///jobsync.db"}
+    assert describe_store(Database()) == f"{default} (from JOBSYNC_URL)"
+    warn_of_other_store(Database(), environ)
+    warn_of_other_store(Database("sqlite:///jobsync.db"), environ)
+    assert not caplog.records
+    for database in (given, opened, Database("sqlite:///other.db")):
+        with caplog.at_level(logging.WARNING):
+            warn_of_other_store(database, {"JOBSYNC_URL": "postgresql://u:secret@host/fleet"})
+        (record,) = caplog.records
+        assert "JOBSYNC_URL is postgresql://***@host/fleet and not used" in record.getMessage()
+        caplog.clear()
