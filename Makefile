@@ -113,9 +113,10 @@ simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90
 	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),4) --at-least $(or $(AT_LEAST),0) $(ARGS)
 
-api: setup ## rewrite the recorded public interface that the tests compare
+api: setup ## rewrite the recorded public interface and the reference pages that the tests compare
 	@$(PY) tests/support/public_api.py
 	@$(PY) tests/support/sync_stub.py
+	@$(PY) tests/support/reference_pages.py
 
 histories: setup ## compare all simulated histories with the recorded ones; WRITE=1 records them
 	@$(PY) tests/simulation/histories.py --jobs $(or $(JOBS),2) $(if $(WRITE),--write) $(ARGS)
