@@ -41,7 +41,7 @@ async def run(url: str) -> bool:
         calls = []
         for step in STEPS:
             for order in range(ORDERS):
-                # Who clicks several times has placed one order: all clicks are one message.
+                # Several clicks are one order, so they have one key: all are one message.
                 call = handle.with_options(
                     group=f"order-{order}", key=f"{order}-{step}", key_ttl=60
                 )
