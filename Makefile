@@ -24,7 +24,7 @@ FULL := --scale=full --timeout=7200 -s
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
+.PHONY: help setup test lint format docs demo prove-stores prove-election prove-jobs prove-queue \
   prove-retention prove-operate prove-death prove-scheduler prove-ttl certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-peers bench-compare clean
 
@@ -47,6 +47,16 @@ lint: setup ## ruff, mypy, pyright, import-linter
 format: setup ## rewrite the code in the project's format
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
+
+docs: .venv-docs/.ready ## the documentation as a site in site/; ARGS=serve shows it at 127.0.0.1:8000
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(or $(ARGS),build)
+
+.venv-docs/.ready: pyproject.toml
+	@echo "docs: creating .venv-docs (once; about half a minute)"
+	@$(or $(PYTHON),python3) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@.venv-docs/bin/python -m pip install --quiet --group docs
+	@touch $@
 
 demo: setup ## a fleet of processes on this machine, whose leader is killed; ARGS="--url URL --workers 4 --seconds 30 --keep"
 	@$(PY) -m jobsync demo $(ARGS)
@@ -104,9 +114,10 @@ simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90
 	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),4) --at-least $(or $(AT_LEAST),0) $(ARGS)
 
-api: setup ## rewrite the recorded public interface that the tests compare
+api: setup ## rewrite the recorded public interface and the reference pages that the tests compare
 	@$(PY) tests/support/public_api.py
 	@$(PY) tests/support/sync_stub.py
+	@$(PY) tests/support/reference_pages.py
 
 histories: setup ## compare all simulated histories with the recorded ones; WRITE=1 records them
 	@$(PY) tests/simulation/histories.py --jobs $(or $(JOBS),2) $(if $(WRITE),--write) $(ARGS)
@@ -134,4 +145,4 @@ bench-compare: setup ## bench-queue and bench-jobs of BASE and of this tree in t
 	@$(PY) benchmarks/compare.py $(BASE) --pairs $(or $(PAIRS),9) $(ARGS)
 
 clean: ## remove what setup and the tests created
-	rm -rf .venv .venv-* .bench-peers .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* site .bench-peers .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ from typing import Any
 from jobsync import Database, Document, QueuePlugin
 
 WORKERS = 3
-MESSAGES = 2000
+MESSAGES = 1000
 TIMING: dict[str, Any] = {"heartbeat_interval": 1, "worker_timeout": 4}
 
 
@@ -66,7 +66,7 @@ async def watch(url: str, workers: Sequence[BaseProcess]) -> bool:
         print(f"killed the leader {name} at {done} of {MESSAGES}")
         while left := await queue.count("pending") + await queue.count("processing"):
             print(f"  {await queue.count('completed')} done, {left} left")
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.25)
         counts = {state: await queue.count(state) for state in ("completed", "dead", "all")}
         again = sum(
             message.deliveries > 1 for message in await queue.browse("completed", limit=MESSAGES)

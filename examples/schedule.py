@@ -17,7 +17,7 @@ from typing import Any
 from jobsync import Database, HistoryEntry, JobContext, SchedulerPlugin
 
 PROCESSES = 3
-BEFORE, AFTER = 3, 7
+BEFORE, AFTER = 2, 5
 """Runs of the clock job before the leader is killed, and in all."""
 TIMING: dict[str, Any] = {"heartbeat_interval": 1, "worker_timeout": 4}
 

@@ -228,6 +228,9 @@ class Coordinator:
         task = self._task
         if task is None or self.is_calling:
             return
+        if task.get_loop().is_closed():
+            # It ended with its loop, in which the database was connected before.
+            return
         await asyncio.wait([task])
         if not task.cancelled():
             task.result()

@@ -115,7 +115,9 @@ class Rebalanced(_NodeEvent, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.INFO
 
     number: int
+    """Of the assignment; it grows with each."""
     reason: str
+    """initial_distribution, membership_change, dead_nodes or locks_changed."""
     nodes_before: int
     nodes_after: int
     tokens_moved: int

@@ -71,7 +71,7 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         order: "fifo", the oldest messages first; "lifo", the newest; or "priority", those with
             the highest `priority`, and of these the oldest. A message that is tried again comes
             first in "fifo", when its time has come; otherwise it stands where it stood before.
-            Queues in pages, on S3 and in memory, have no priorities.
+            On S3 and in memory there are ten priorities, from -4 to 5.
         max_concurrency: how many messages all processes together handle at once; no limit by
             default. Messages are not claimed in advance then.
         rate_limit: how many messages all processes together start in a time: "10/second",

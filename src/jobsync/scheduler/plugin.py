@@ -262,6 +262,8 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def on_start(self) -> None:
         """Store the definitions of this process's jobs, and begin to fire."""
+        # It belongs to one event loop; the next start may be on another.
+        self._bugs = asyncio.Queue()
         self._parts = parts = SchedulerParts(
             self.database,
             self._get_membership(),

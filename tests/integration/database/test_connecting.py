@@ -8,13 +8,18 @@ import pytest
 from waiting import until
 
 from jobsync import (
+    CachePlugin,
     Components,
+    CoordinatorPlugin,
     Database,
     Delete,
     Event,
     Invalid,
     Misconfigured,
     Put,
+    QueuePlugin,
+    SchedulerPlugin,
+    TTLPlugin,
     Unavailable,
 )
 from jobsync.database.supervisor import DatabaseFailed
@@ -208,11 +213,30 @@ async def test_a_listener_may_disconnect(components: Components) -> None:
     assert not database.is_connected
 
 
+class _WorkPlugin(CoordinatorPlugin):
+    """Has work for its coordinator."""
+
+    async def coordinator_work(self) -> None:
+        await self.storage.increment("rounds")
+
+
 def test_a_database_can_be_connected_in_several_loops_in_turn() -> None:
-    """A program may call `asyncio.run` repeatedly with the same database."""
-    database = Database("memory://loops")
+    """A program may call `asyncio.run` repeatedly with the same database, and its plugins."""
+    queue, scheduler = QueuePlugin("messages"), SchedulerPlugin()
+    plugins = [queue, scheduler, TTLPlugin(default_ttl=60), CachePlugin(), _WorkPlugin()]
+    database = Database("memory://loops", plugins=plugins)
+
+    @queue.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @scheduler.job("@yearly", enabled=False)
+    async def answer() -> int:
+        return await (await double.enqueue(21)).result(timeout=30)
 
     async def use() -> None:
+        async with database:
+            assert await scheduler.run_job("answer") == 42
         await asyncio.gather(*(database.connect() for _ in range(3)))
         await asyncio.gather(*(database.create_resource(f"r{n}") for n in range(3)))
         await asyncio.gather(*(database.disconnect() for _ in range(3)))
