@@ -20,6 +20,8 @@ _RECORD_PERIOD, _RECORD_SECONDS = 0.5, 3.0
 _LOOK = 0.25
 """Seconds between two looks at the store."""
 _FROZEN = worker.TIMEOUT + 3 * worker.BEAT
+_WRITE_TIME = 1.0
+"""Seconds after which a write is held up by a process that is frozen."""
 _PATIENCE = 60.0
 """Seconds within which all is done once nothing new comes."""
 
@@ -120,7 +122,7 @@ class DemoShow:
         while (part := (self._clock.mono() - self._begun) / self._seconds) < 1 or acts:
             await self._produce(min(part, 1.0) * self._seconds)
             if acts and part >= acts[0][0]:
-                acts.pop(0)[1]()
+                await acts.pop(0)[1]()
             await self._look(min(part, 1.0))
 
     async def _produce(self, elapsed: float) -> None:
@@ -133,22 +135,31 @@ class DemoShow:
             self._records += 1
             await self._observer.add_record(_RECORD_SECONDS)
 
-    def _kill_leader(self) -> None:
+    async def _kill_leader(self) -> None:
         leader = self._find_leader()
         if leader is not None:
             self._screen.tell(f"SIGKILL to {leader.name}, which leads")
             leader.kill()
 
-    def _replace(self) -> None:
+    async def _replace(self) -> None:
         self._screen.tell(f"{self._fleet.start().name} is started in its place")
 
-    def _freeze(self) -> None:
+    async def _freeze(self) -> None:
         leader = self._find_leader()
         victim = next(each for each in self._fleet.running if each is not leader)
         self._screen.tell(f"SIGSTOP to {victim.name}, for {_FROZEN:g} s")
-        victim.freeze()
+        while True:
+            victim.freeze()
+            try:
+                async with asyncio.timeout(_WRITE_TIME):
+                    await self._observer.add_record(_RECORD_SECONDS)
+            except TimeoutError:
+                # In the midst of a write to a file: nobody else could write. Another moment, then.
+                victim.thaw()
+            else:
+                return
 
-    def _thaw(self) -> None:
+    async def _thaw(self) -> None:
         for frozen in self._fleet.frozen:
             self._screen.tell(f"SIGCONT to {frozen.name}")
             frozen.thaw()
