@@ -302,7 +302,7 @@ class Database(EventEmitter, ResourceCalls):
     def _get_connection(self) -> Connection:
         """Return the connection, or raise why it cannot be used."""
         if self._connection is None:
-            fix = "await database.connect() first"
+            fix = "use it within `async with database:`, or await database.connect() first"
             raise Invalid("database", self.store_name, "is not connected", fix)
         self._connection.supervisor.check()
         return self._connection

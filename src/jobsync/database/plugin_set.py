@@ -8,7 +8,7 @@ from jobsync.database.plugin import STOP_TIME, Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
-from jobsync.safe_text import format_error, safe_str
+from jobsync.safe_text import format_error, safe_name, safe_str
 from jobsync.user_functions import is_exit
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ class PluginSet:
         Raises:
             Invalid: it is not a plugin, belongs to another database, or its name is taken.
         """
-        if not isinstance(plugin, Plugin):
-            raise Invalid("plugin", plugin, "must be a Plugin", "inherit jobsync.Plugin")
+        given: object = plugin
+        if not isinstance(given, Plugin):
+            is_class = isinstance(given, type) and issubclass(given, Plugin)
+            fix = f"call it: {safe_name(given)}()" if is_class else "inherit jobsync.Plugin"
+            raise Invalid("plugin", given, "must be a Plugin", fix)
         if plugin in self.by_name.values():
             return
         name = plugin.choose_name(alias)

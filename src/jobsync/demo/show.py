@@ -86,8 +86,9 @@ class DemoShow:
         self._observer = DemoObserver(url, self._fleet)
         self._begun = self._clock.mono()
         self._snapshot: DemoSnapshot | None = None
+        self._leader: DemoWorker | None = None
         self._led = self._begun
-        """When a running worker was last seen to lead."""
+        """When it was last seen to lead, and to run."""
         self._vacancy = 0.0
         self._records = 0
 
@@ -172,19 +173,24 @@ class DemoShow:
         """Read the store, and show what has changed."""
         before = self._snapshot
         now = self._snapshot = await self._observer.read()
-        at = self._clock.mono()
-        if self._find_leader() is not None:
-            vacancy = at - self._led
-            if before is not None and before.leader is not None and now.leader != before.leader:
-                self._vacancy = max(self._vacancy, vacancy)
-                self._screen.tell(
-                    f"{now.leader} leads with epoch {now.epoch}, {vacancy:.1f} s later"
-                )
-            self._led = at
+        self._watch_leader(now.epoch)
         for text in list_changes(before, now):
             self._screen.tell(text)
         self._screen.update(self._fleet, now, progress)
         await self._clock.sleep(_LOOK)
+
+    def _watch_leader(self, epoch: int) -> None:
+        """Tell who leads now, and count how long nobody did."""
+        at, leader = self._clock.mono(), self._find_leader()
+        if leader is None:
+            return
+        if self._leader is None:
+            self._screen.tell(f"{leader.name} leads with epoch {epoch}")
+        elif self._leader is not leader:
+            vacancy = at - self._led
+            self._vacancy = max(self._vacancy, vacancy)
+            self._screen.tell(f"{leader.name} leads with epoch {epoch}, {vacancy:.1f} s later")
+        self._leader, self._led = leader, at
 
     async def _wait(self, is_so: Callable[[], bool], problem: str, progress: float) -> None:
         """Look until something is so."""
@@ -228,8 +234,6 @@ def list_changes(before: DemoSnapshot | None, now: DemoSnapshot) -> Iterator[str
     """Return what has changed between two looks, for the viewer."""
     if before is None:
         return
-    if before.leader is None and now.leader is not None:
-        yield f"{now.leader} leads with epoch {now.epoch}"
     for name, state in now.states.items():
         if name not in before.states:
             yield f"{name} has joined"

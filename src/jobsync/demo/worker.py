@@ -53,7 +53,7 @@ PERIOD = 2.0
 """Seconds between two firings."""
 TOKENS = 120
 _CONCURRENCY = 4
-_SECONDS = 0.08
+_SECONDS = 0.25
 """How long sending a mail takes."""
 _LOG_PERIOD = 0.5
 _KEPT = 3600.0

@@ -319,7 +319,8 @@ def _takes_context(handler: Handler) -> bool:
     required = [item for item in positional if item.default is item.empty]
     if not positional or len(required) > _WITH_CONTEXT:
         fix = "write async def handle(task) or async def handle(task, context)"
-        raise Invalid("on_message", handler, "does not take a message", fix)
+        problem = f"takes {len(required)} arguments: it gets a message, or one and its context"
+        raise Invalid("handler", safe_name(handler), problem, fix)
     return len(positional) >= _WITH_CONTEXT
 
 

@@ -28,7 +28,14 @@ from jobsync.scheduler.operations import JobStatus
 from jobsync.scheduler.parts import SchedulerParts
 from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.runs import KnownJob, find_calling_runs
-from jobsync.scheduler.settings import JobOptions, SchedulerSettings, check_new_name, parse_job
+from jobsync.scheduler.settings import (
+    JobOptions,
+    SchedulerSettings,
+    check_new_name,
+    check_schedule_given,
+    merge_options,
+    parse_job,
+)
 from jobsync.settings import Sources, resolve
 from jobsync.user_code import UserThreads
 
@@ -113,6 +120,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             name: the job's; the function's by default.
             options: further options of the job.
         """
+        check_schedule_given(schedule)
 
         def decorate(function: _A) -> _A:
             given = getattr(function, "__name__", None) if name is None else name
@@ -134,7 +142,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         Raises:
             Invalid: an option is wrong, or there is a job of this name.
         """
-        name = self._add(name, _merge(options, more))
+        name = self._add(name, merge_options(options, more))
         if not self.is_running:
             return
         try:
@@ -309,8 +317,7 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def on_stop_being_coordinator(self) -> None:
         """Take the jobs off duty; runs that have begun go on."""
-        if self._parts is not None:
-            self._parts.loop.drop_all()
+        self.prepare_stop()
 
     def prepare_stop(self) -> None:
         """Fire nothing more."""
@@ -423,15 +430,12 @@ class SchedulerPlugin(CoordinatorPlugin):
     def _on_veto(self, reason: str) -> None:
         """Hand the role over while this machine's clock cannot be right."""
         self._reporter.on_veto(reason)
-        if self._coordinator is None:
-            return
-        if reason:
+        if self._coordinator is not None and reason:
             self._coordinator.withhold(reason)
-        else:
+        elif self._coordinator is not None:
             self._coordinator.stand()
 
     def _fail(self, error: BaseException) -> None:
-        """Make the database fail with an error of this library, or of the store."""
         self._bugs.put_nowait(error)
 
     def _get_parts(self) -> SchedulerParts:
@@ -443,10 +447,3 @@ class SchedulerPlugin(CoordinatorPlugin):
         if self._parts is None:
             raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return self._parts
-
-
-def _merge(options: object, more: Mapping[str, Any]) -> object:
-    """Return the options of a job that are passed in a dict and by name."""
-    if options is None:
-        return more
-    return {**options, **more} if isinstance(options, Mapping) else options

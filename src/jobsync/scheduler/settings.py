@@ -12,7 +12,7 @@ from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
 from jobsync.errors import Invalid, closest_name
-from jobsync.safe_text import format_error
+from jobsync.safe_text import format_error, safe_name
 from jobsync.scheduler.job_message import JobMessage, parse_message
 from jobsync.settings import Settings, in_section
 from jobsync.user_functions import is_for_task
@@ -24,6 +24,8 @@ __all__ = [
     "check_lookup_name",
     "check_new_name",
     "check_plain_text",
+    "check_schedule_given",
+    "merge_options",
     "parse_job",
     "read_dict",
 ]
@@ -142,6 +144,13 @@ def check_changes(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {field: getattr(checked, field) for field in changes}
 
 
+def check_schedule_given(schedule: object) -> None:
+    """Raise if a decorator is used without a schedule, so that it gets the function instead."""
+    if callable(schedule):
+        fix = 'write @scheduler.job("0 3 * * *")'
+        raise Invalid("schedule", safe_name(schedule), "is a function, not a schedule", fix)
+
+
 def check_new_name(name: object) -> str:
     """Return the name of a new job, without what a derived class adds to it.
 
@@ -237,3 +246,10 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     return float.__float__(value) if isinstance(value, float) else value
+
+
+def merge_options(options: object, more: Mapping[str, Any]) -> object:
+    """Return the options of a job that are passed in a dict and by name."""
+    if options is None:
+        return more
+    return {**options, **more} if isinstance(options, Mapping) else options

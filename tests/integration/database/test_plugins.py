@@ -150,6 +150,8 @@ async def test_plugins_are_named_by_slug_namespace_or_alias() -> None:
 async def test_plugins_that_cannot_be_added_are_refused() -> None:
     """The error names the fix."""
     one, two = Database("memory://"), Database("memory://")
+    with pytest.raises(Invalid, match=r"Call it: .*Plugin\(\)"):
+        Database("memory://x", plugins=[S3QueuePlugin])  # type: ignore[list-item]
     with pytest.raises(Invalid, match=r"Inherit jobsync\.Plugin"):
         await one.use_plugin(object())  # type: ignore[type-var]
     plugin = await one.use_plugin(S3QueuePlugin())

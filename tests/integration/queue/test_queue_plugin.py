@@ -1171,7 +1171,7 @@ async def test_wrong_options_of_a_message_are_refused(
         ({"concurency": 3}, r"Did you mean concurrency\?"),
         ({"heartbeat_intervall": 3}, r"Did you mean heartbeat_interval\?"),
         ({"concurrency": 0}, "must be 1 or more"),
-        ({"on_message": lambda: None}, "does not take a message"),
+        ({"on_message": lambda: None}, "takes 0 arguments: it gets a message"),
     ],
 )
 def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -927,6 +927,8 @@ async def test_a_job_has_a_name_and_options(url: str) -> None:
         for wrong in (5, [("schedule", "@daily")]):
             with pytest.raises(Invalid, match="must be a dict of options"):
                 await scheduler.add_job("job", wrong)
+        with pytest.raises(Invalid, match=r"schedule is a function.*Write @scheduler\.job\("):
+            scheduler.job(idle)  # type: ignore[arg-type]
         for wrong in (["job"], 5, None):
             with pytest.raises(Invalid, match="name must be printable text"):
                 await scheduler.add_job(wrong, schedule=NEVER, action=idle)

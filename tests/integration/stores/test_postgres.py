@@ -647,7 +647,7 @@ async def test_a_missing_password_is_named(server: PostgresServer, name: str, ur
 
 async def test_a_missing_database_is_named(server: PostgresServer) -> None:
     """Jobsync creates tables, not databases."""
-    with pytest.raises(Misconfigured, match=r"does not exist.*\. Create it first"):
+    with pytest.raises(Misconfigured, match=r"names a database that does not exist.*createdb"):
         await PostgresStore.connect(read(f"{server.url}-not-there"))
 
 

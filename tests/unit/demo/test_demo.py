@@ -105,7 +105,6 @@ def look(**changes: Any) -> DemoSnapshot:
     [
         (None, look(), []),
         (look(), look(done=5), []),
-        (look(leader=None), look(), ["worker-1 leads with epoch 1"]),
         (look(states={}), look(), ["worker-1 has joined"]),
         (look(), look(states={"worker-1": "dead"}), ["the session of worker-1 is dead"]),
         (
