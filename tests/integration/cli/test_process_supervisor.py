@@ -84,13 +84,36 @@ def test_pauses_grow_while_a_process_fails(tmp_path: Path) -> None:
     (child,) = supervisor._children
     pauses = []
     for _ in range(8):
-        supervisor._start_later(child, 1)
+        supervisor._start_later(child, "has failed")
         assert child.start_at is not None
         child.started_at, pause = child.start_at, child.start_at - supervisor._clock.mono()
         pauses.append(pause)
     assert 0 < pauses[0] <= 0.5
     assert pauses[-1] > 14
     child.started_at = supervisor._clock.mono() + -61.0
-    supervisor._start_later(child, 1)
+    supervisor._start_later(child, "has failed")
     assert child.failures == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_ended_by_a_signal_without_a_name_is_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Real-time signals have none; the other processes work on."""
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, Components.system())
+    (child,) = supervisor._children
+    supervisor._on_end(child, -(signal.SIGRTMIN + 3), has_worked=True)
+    assert child.start_at is not None
+    assert f"was ended by signal {signal.SIGRTMIN + 3}: starting it again" in caplog.text
+
+
+def test_a_process_that_cannot_be_started_again_is_tried_later() -> None:
+    """If none has ever worked, the command fails."""
+    supervisor = ProcessSupervisor(lambda *_: ["/nowhere"], 1, 1.0, Components.system())
+    (child,) = supervisor._children
+    with pytest.raises(OSError, match="nowhere"):
+        supervisor._start(child)
+    supervisor._has_worked = True
+    supervisor._start(child)
+    assert child.start_at is not None
+    assert child.process is None
