@@ -85,7 +85,7 @@ class TaskSignature:
         shown = inspect.Signature(list(self._parameters.values()))
         return safe_str(f"{self._task.rpartition('.')[2]}{shown}", _LONGEST_SIGNATURE)
 
-    def encode(self, *args: Any, **kwargs: Any) -> EncodedArguments:
+    def encode(self, /, *args: Any, **kwargs: Any) -> EncodedArguments:
         """Return the arguments of a call as they are stored.
 
         Raises:
@@ -129,6 +129,8 @@ class TaskSignature:
         Raises:
             Invalid: one is missing, unknown or of another type; names it.
         """
+        if not values.keys() <= self._parameters.keys():
+            raise self._explain_binding(TypeError(), values)
         try:
             self._bind(**{name: None for name in values if name not in self._positional})
         except TypeError as error:
@@ -157,7 +159,13 @@ class TaskSignature:
             arguments[self._context] = context
         if not self._positional:
             return self._function(**arguments)
-        positional = [arguments.pop(name) for name in self._positional if name in arguments]
+        given = [name for name in self._positional if name in arguments]
+        # One that was not passed keeps its place, with the default of this code.
+        before = self._positional[: self._positional.index(given[-1]) + 1] if given else []
+        positional = [
+            arguments.pop(name) if name in arguments else self._parameters[name].default
+            for name in before
+        ]
         return self._function(*positional, **arguments)
 
     def encode_result(self, result: Any) -> Json:

@@ -19,6 +19,7 @@ from jobsync import (
     NoResult,
     QueuePlugin,
     SchedulerPlugin,
+    sync,
 )
 from jobsync.safe_text import safe_name
 from jobsync.status.queues import read_queues_status
@@ -72,6 +73,26 @@ async def test_each_message_goes_to_the_function_of_its_task(db: Database) -> No
     assert info is not None
     assert (info.state, info.task) == ("completed", "stable")
     assert await double(4) == 8
+
+
+async def test_a_parameter_may_have_any_name() -> None:
+    """Also those that the library uses, for callers that await and for those that block."""
+    queue = QueuePlugin("tasks")
+
+    @queue.task
+    async def run(self: int, name: str, connection: str, id: str, task: str) -> list[Any]:
+        return [self, name, connection, id, task]
+
+    given: Any = {"self": 1, "name": "a", "connection": "b", "id": "c", "task": "d"}
+    async with Database("memory://names", plugins=[queue]):
+        handles = [await run.enqueue(**given), *await run.enqueue_many([given])]
+        handles.append(await asyncio.to_thread(run.enqueue_sync, **given))
+        blocking: Any = sync.QueueTask.__new__(sync.QueueTask)
+        object.__setattr__(blocking, "wrapped", run)
+        handles.append((await asyncio.to_thread(blocking.enqueue, **given)).wrapped)
+        for each in handles:
+            assert await each.result(timeout=30) == [1, "a", "b", "c", "d"]
+        assert await run(**given) == await blocking(**given) == [1, "a", "b", "c", "d"]
 
 
 async def test_a_worker_claims_only_messages_of_tasks_that_it_knows(db: Database) -> None:

@@ -185,6 +185,19 @@ def test_parameters_by_position_only_are_passed_by_position() -> None:
     assert signature.encode(1) == {"a": 1}
     signature.check({"a": 1})
     assert signature.call({"a": 1}, "ctx") == (1, 2, "ctx")
+    with pytest.raises(Invalid, match=r"^c is not a parameter of run"):
+        signature.check({"a": 1, "c": 3})
+
+
+def test_a_parameter_by_position_only_that_was_not_passed_keeps_its_place() -> None:
+    """Those after it get what was passed for them."""
+
+    def run(a: int = 1, b: int = 2, c: int = 3, /) -> Any:
+        return a, b, c
+
+    signature = TaskSignature("run", run)
+    assert signature.call({"b": 5}) == (1, 5, 3)
+    assert signature.call({}) == (1, 2, 3)
 
 
 def test_verdicts_are_not_results() -> None:
