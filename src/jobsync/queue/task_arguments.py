@@ -19,8 +19,11 @@ from jobsync.core.typed_values import (
     build_converter,
     check_type,
     convert_value,
+    count_typed,
     encode_value,
     find_mismatch,
+    has_any,
+    keep_types,
 )
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.context import BlockingContext, Context
@@ -33,6 +36,7 @@ _VERDICTS = (Snooze, Cancel)
 """What a function may return in place of a result."""
 
 _LONGEST_SIGNATURE = 200
+_NOT_JSON = "has a value or a key that is not JSON, where its type takes anything"
 
 
 class EncodedArguments(dict[str, Json]):
@@ -70,7 +74,10 @@ class TaskSignature:
         types = {name: hints.get(name, Any) for name in self._parameters}
         for each, kind in types.items():
             check_type(each, kind)
+        self._types = types
         self._untyped = [each for each, kind in types.items() if kind is Any]
+        self._open = [each for each, kind in types.items() if kind is not Any and has_any(kind)]
+        """The parameters that take anything within something."""
         self._positional = [
             name
             for name, parameter in parameters.items()
@@ -99,13 +106,27 @@ class TaskSignature:
             if name in arguments:
                 check_json(arguments[name], name)
         try:
-            values = encode_value(arguments)
-            self._convert((values,))
+            kept, values = keep_types(arguments), encode_value(arguments)
+            read = self._convert((kept,)).value
+            changed = [] if kept == values else self._find_changed(read, values)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
             raise self._explain_value(error, arguments) from None
+        for name in changed:
+            fix = "convert it to JSON first, or annotate what is in it"
+            raise Invalid(name, arguments[name], _NOT_JSON, fix)
         return EncodedArguments(values)
+
+    def _find_changed(self, read: Mapping[str, Any], values: Mapping[str, Json]) -> list[str]:
+        """Return the arguments that a worker would get with other types, within what is open."""
+        stored = self._convert((values,)).value
+        return [
+            name
+            for name in self._open
+            if name in values
+            and count_typed(keep_types(read[name])) != count_typed(keep_types(stored[name]))
+        ]
 
     def encode_some(self, arguments: Mapping[str, Any]) -> dict[str, Json]:
         """Return some arguments as they are stored.
@@ -208,7 +229,20 @@ class TaskSignature:
     def _explain_value(self, error: BaseException, arguments: Mapping[str, Any]) -> Invalid:
         """Return the error of an argument of another type."""
         path, value, problem = find_mismatch(error, arguments)
+        if not path:
+            path, value = next(filter(self._is_wrong, arguments.items()), ("", value))
         return Invalid(path or "arguments", value, problem, f"pass what {self} takes")
+
+    def _is_wrong(self, argument: tuple[str, Any]) -> bool:
+        """Whether an argument alone is refused by its type."""
+        name, value = argument
+        try:
+            convert_value(encode_value(value), self._types.get(name, Any))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a user's type may raise anything
+            return True
+        return False
 
 
 def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
