@@ -106,12 +106,15 @@ class _Child:
         if self.process is None or self.link is None or self.process.poll() is None:
             return None
         code, self.process = self.process.returncode, None
-        with self.link as link:
-            link.setblocking(False)
-            has_worked = False
-            with suppress(OSError):
-                has_worked = link.recv(1) == _RUNNING
-        return code, has_worked
+        with self.link:
+            return code, self.has_worked()
+
+    def has_worked(self) -> bool:
+        """Whether the process has reported that it works."""
+        with suppress(OSError):
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            return self.link is not None and self.link.recv(1, flags) == _RUNNING
+        return False
 
     def send(self, number: int) -> None:
         """Send a signal, if it runs."""
@@ -209,7 +212,8 @@ class ProcessSupervisor:
             self._on_end(child, *end)
 
     def _on_end(self, child: _Child, code: int, has_worked: bool) -> None:  # noqa: FBT001 - a fact
-        self._has_worked = self._has_worked or has_worked
+        others = (each.has_worked() for each in self._children)
+        self._has_worked = self._has_worked or has_worked or any(others)
         if self._kill_at is not None:
             # One that had not begun to listen to signals is ended by them.
             self._note(0 if -code in _SIGNALS else code)

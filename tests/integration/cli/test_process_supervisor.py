@@ -24,6 +24,10 @@ number, descriptor, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 link = socket.socket(fileno=descriptor)
 def stop(*_): sys.exit(3 * number)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in sys.argv else stop)
+if number == 1 and "second-fails-first" in sys.argv and not os.path.exists(f"{folder}/1-0"):
+    while not os.path.exists(f"{folder}/0-0"): time.sleep(0.01)
+    open(f"{folder}/1-0", "w").close()
+    sys.exit(1)
 link.send(b"r")
 starts = len([name for name in os.listdir(folder) if name.startswith(f"{number}-")])
 open(f"{folder}/{number}-{starts}", "w").close()
@@ -76,6 +80,13 @@ def test_a_process_that_fails_is_started_again_and_one_that_ends_is_not(tmp_path
     """Each fails once, and ends by itself the next time."""
     assert supervise(tmp_path, 2, "fails-once") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_process_that_fails_at_its_start_does_not_stop_one_that_works(tmp_path: Path) -> None:
+    """Even though the other one has not ended since."""
+    stop_when_started(tmp_path, 3)
+    assert supervise(tmp_path, 2, "second-fails-first") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "1-1"]
 
 
 def test_pauses_grow_while_a_process_fails(tmp_path: Path) -> None:
