@@ -247,7 +247,16 @@ class TaskSignature:
 
 def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+        unwrapped = inspect.unwrap(function)
+        inspect.signature(function)
+        if not inspect.isroutine(unwrapped) and not inspect.isclass(unwrapped):
+            raise TypeError(f"it is of type {safe_name(type(unwrapped))}")  # noqa: TRY301
+    except (TypeError, ValueError) as error:
+        problem = f"has no parameters that can be read: {format_error(error)}"
+        fix = "write a function that calls it: def run(path: str): ..."
+        raise Invalid("function", safe_name(function), problem, fix) from error
+    try:
+        return typing.get_type_hints(unwrapped, include_extras=True)
     except Exception as error:
         problem = f"has annotations that cannot be read: {format_error(error)}"
         fix = "import the names at the top of the module, not under TYPE_CHECKING"

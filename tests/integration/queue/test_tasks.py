@@ -1,6 +1,7 @@
 """Tasks, as users write them: many functions on one queue."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -249,10 +250,24 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"name": "a", "timeout": 0}, "timeout must be"),
         ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
+        ({"name": "d", "backoff": 5}, "backoff must be a function .got 5."),
     ]
     for options, problem in problems:
         with pytest.raises(Invalid, match=problem):
             queue.task(**options)(run)
+    crons: list[tuple[Any, str]] = [
+        ({"cron": "daily"}, "^cron has 1 field instead of 5 or 6"),
+        ({"cron": 5}, "^cron must be text .got 5."),
+        ({"cron": "@daily", "timezone": "Mars"}, "^timezone is not a known time zone"),
+        ({"cron": "@daily", "rate_limit": "many"}, "^rate_limit must be"),
+    ]
+    for options, problem in crons:
+        with pytest.raises(Invalid, match=problem):
+            queue.task(name="e", **options)(lambda: None)
+    assert queue._build_jobs("tasks", "default") == {}
+    for function in (functools.partial(run, n=1), int):
+        with pytest.raises(Invalid, match=r"function has no parameters that can be read: .*Write"):
+            queue.task(name="f")(function)
     with pytest.raises(Invalid, match="function must be callable"):
         queue.task(5)  # type: ignore[call-overload]
 
