@@ -138,7 +138,7 @@ def _derive_member(name: str, member: Any) -> Any:
         return member
 
     @functools.wraps(member)
-    def method(self: _Face, *arguments: Any, **options: Any) -> Any:
+    def method(self: _Face, /, *arguments: Any, **options: Any) -> Any:
         return _call_method(self, name, *arguments, **options)
 
     # What `wraps` has copied would let frameworks await it.
@@ -414,7 +414,7 @@ class _TaskQueue(_Face):
 class _TaskFunction(_Face):
     """A task, which calls its function when it is called."""
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         return self.wrapped(*arguments, **named)
 
 

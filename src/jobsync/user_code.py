@@ -39,6 +39,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_CLOSED = "GeneratorExit was raised"
+
 SIGNAL_ERRORS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 """Errors on the event loop that come from outside a user's function, or may: they pass through."""
 
@@ -167,7 +169,10 @@ def run_in_own_context(
             becomes a RuntimeError.
     """
     run = copy_context().run
-    called = run(function, *arguments)
+    try:
+        called = run(function, *arguments)
+    except GeneratorExit as error:
+        raise RuntimeError(_CLOSED) from error
     running = called if isinstance(called, CoroutineType) else _wait_for(called)
     is_closing = False
     try:
@@ -186,7 +191,7 @@ def run_in_own_context(
     except GeneratorExit as error:
         if is_closing:
             raise
-        raise RuntimeError("GeneratorExit was raised") from error
+        raise RuntimeError(_CLOSED) from error
 
 
 async def _wait_for(called: Awaitable[T]) -> T:

@@ -269,3 +269,13 @@ def test_a_coroutine_that_a_plain_function_forgot_is_its_error() -> None:
     assert isinstance(call_function(fail, kind="a handler").error, KeyError)
     forgotten = call_function(forget_some, kind="a handler").error
     assert str(forgotten).endswith("Call enqueue_sync, or write the function as async def.")
+
+
+async def test_the_end_of_a_generator_within_a_call_is_the_failure_of_the_function() -> None:
+    """It does not look as if the task of the caller were closed."""
+
+    def fail() -> NoReturn:
+        raise GeneratorExit
+
+    with pytest.raises(RuntimeError, match="GeneratorExit was raised"):
+        await run_in_own_context(fail)

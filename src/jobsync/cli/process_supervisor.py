@@ -14,12 +14,13 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeAlias
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.retry import ExponentialBackoff
+from jobsync.safe_text import format_error
 
 __all__ = ["ProcessSupervisor", "SupervisorLink"]
 
@@ -87,8 +88,9 @@ class _Child:
     def start(self, build_command: BuildCommand, now: Mono) -> None:
         """Start the process."""
         self.start_at, self.started_at = None, now
-        self.link, theirs = socket.socketpair()
-        with theirs:
+        ours, theirs = socket.socketpair()
+        with ExitStack() as failed, theirs:
+            failed.enter_context(ours)
             self.process = subprocess.Popen(  # noqa: S603 - this very command
                 build_command(self.number, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
@@ -96,18 +98,23 @@ class _Child:
                 # Not ours: Ctrl-C on a terminal would reach it twice.
                 process_group=0,
             )
+            failed.pop_all()
+        self.link = ours
 
     def take_end(self) -> tuple[int, bool] | None:
         """Return the exit code, and whether it has worked; None if it runs or was taken."""
         if self.process is None or self.link is None or self.process.poll() is None:
             return None
         code, self.process = self.process.returncode, None
-        with self.link as link:
-            link.setblocking(False)
-            has_worked = False
-            with suppress(OSError):
-                has_worked = link.recv(1) == _RUNNING
-        return code, has_worked
+        with self.link:
+            return code, self.has_worked()
+
+    def has_worked(self) -> bool:
+        """Whether the process has reported that it works."""
+        with suppress(OSError):
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            return self.link is not None and self.link.recv(1, flags) == _RUNNING
+        return False
 
     def send(self, number: int) -> None:
         """Send a signal, if it runs."""
@@ -185,7 +192,13 @@ class ProcessSupervisor:
             child.send(signal.SIGTERM)
 
     def _start(self, child: _Child) -> None:
-        child.start(self._build_command, self._clock.mono())
+        try:
+            child.start(self._build_command, self._clock.mono())
+        except OSError as error:
+            if not self._has_worked:
+                raise
+            # The machine has no memory or no processes left for now: the others work on.
+            self._start_later(child, f"cannot be started, {format_error(error)}")
 
     def _check(self, child: _Child) -> None:
         """Start a process that is due, kill one that does not stop, judge one that has ended."""
@@ -199,7 +212,8 @@ class ProcessSupervisor:
             self._on_end(child, *end)
 
     def _on_end(self, child: _Child, code: int, has_worked: bool) -> None:  # noqa: FBT001 - a fact
-        self._has_worked = self._has_worked or has_worked
+        others = (each.has_worked() for each in self._children)
+        self._has_worked = self._has_worked or has_worked or any(others)
         if self._kill_at is not None:
             # One that had not begun to listen to signals is ended by them.
             self._note(0 if -code in _SIGNALS else code)
@@ -210,16 +224,14 @@ class ProcessSupervisor:
             self._note(code)
             self._stop(signal.SIGTERM)
         else:
-            self._start_later(child, code)
+            self._start_later(child, _describe(code))
 
-    def _start_later(self, child: _Child, code: int) -> None:
+    def _start_later(self, child: _Child, reason: str) -> None:
         now = self._clock.mono()
         child.failures = 1 if now - child.started_at >= _STABLE else child.failures + 1
         pause = _BACKOFF.draw(child.failures, self._randomness)
         child.start_at = now + pause
-        _log.error(
-            "process %d %s: starting it again in %.1f s", child.number, _describe(code), pause
-        )
+        _log.error("process %d %s: starting it again in %.1f s", child.number, reason, pause)
 
     def _note(self, code: int) -> None:
         self._worst = max(self._worst, code if code >= 0 else _SIGNAL_EXIT - code)
@@ -227,7 +239,11 @@ class ProcessSupervisor:
 
 def _describe(code: int) -> str:
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            # Most real-time signals have no name.
+            return f"was ended by signal {-code}"
     return f"has failed with exit code {code}"
 
 

@@ -90,7 +90,7 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
             that failed together do not come back together.
 
     Raises:
-        Invalid: `max_attempts` is out of range.
+        Invalid: `max_attempts` is out of range, or `backoff` is not a function.
     """
 
     max_attempts: int = 4
@@ -98,6 +98,10 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_max_attempts(self.max_attempts)
+        backoff: object = self.backoff
+        if not callable(backoff):
+            fix = "write backoff=lambda failures: 10.0 * failures"
+            raise Invalid("backoff", backoff, "must be a function", fix)
 
     def pause(self, failures: int, draw: float) -> Seconds:
         """Return the pause after a failure; `draw` is between 0 and 1.

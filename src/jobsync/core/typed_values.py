@@ -2,12 +2,18 @@
 
 Whatever msgspec knows can be stored (dataclasses, `TypedDict`, `Struct`, dates, `UUID`, `Decimal`,
 enums), and models of pydantic, which is not imported here: they are known by their methods.
+
+A date, a UUID or bytes are text in JSON. Where a type takes text, or anything, they are refused:
+they would be read back as text.
 """
 
+import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import UUID  # noqa: TID251 - the type only
 
 import msgspec
 
@@ -20,9 +26,12 @@ __all__ = [
     "build_converter",
     "check_type",
     "convert_value",
+    "count_typed",
     "encode_value",
     "find_mismatch",
+    "has_any",
     "is_model",
+    "keep_types",
 ]
 
 _KNOWN = "use types such as str, int, datetime, UUID, a dataclass or a pydantic model"
@@ -32,6 +41,12 @@ _MISSING = re.compile(rf"Object missing required field `(?P<name>.+?)`{_AT}", re
 _UNKNOWN = re.compile(rf"Object contains unknown field `(?P<name>.+?)`{_AT}", re.DOTALL)
 _OTHER = re.compile(rf"(?P<text>.+?){_AT}", re.DOTALL)
 _ROOT = "$[0]"
+_KEY = "key` in `"
+_TYPED = (
+    *(bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta),
+    *(UUID, Decimal),
+)
+"""What is text in JSON."""
 
 
 class Mismatch(NamedTuple):
@@ -46,6 +61,33 @@ class Mismatch(NamedTuple):
 def encode_value(value: Any) -> Any:
     """Return a value as JSON; whatever its own methods raise passes."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_model)
+
+
+def keep_types(value: Any) -> Any:
+    """Return a value as `encode_value` does, but with keys, dates, bytes and the like as they are.
+
+    Converted to a type, they are refused where it takes text.
+    """
+    return msgspec.to_builtins(value, builtin_types=_TYPED, enc_hook=_encode_model)
+
+
+def count_typed(value: Any) -> int:
+    """Return how many keys and values are not JSON, in what `keep_types` has returned.
+
+    There are fewer once it was stored, if some were where a type takes anything.
+    """
+    if isinstance(value, dict):
+        keys = sum(not isinstance(key, str) for key in value)
+        return keys + sum(map(count_typed, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(count_typed, value))
+    return int(isinstance(value, _TYPED))
+
+
+def has_any(kind: Any) -> bool:
+    """Whether a type, or one within it, takes anything."""
+    described = msgspec.inspect.type_info(kind)
+    return any(isinstance(each, msgspec.inspect.AnyType) for each in _walk(described, set()))
 
 
 def convert_value(value: Json, kind: Any) -> Any:
@@ -96,6 +138,8 @@ def find_mismatch(error: BaseException, values: Mapping[str, Any]) -> Mismatch:
             return Mismatch(f"{_cut(found['path'])}.{found['name']}".strip("."), "…", problem)
     if expected := _EXPECTED.fullmatch(text):
         path, problem = _cut(expected["path"]), f"must be {expected['wanted']}"
+        if _KEY in (expected["path"] or ""):
+            problem = f"has a key that {problem}"
     else:
         other = _OTHER.fullmatch(text)
         path = _cut(other and other["path"])
@@ -108,7 +152,7 @@ def find_mismatch(error: BaseException, values: Mapping[str, Any]) -> Mismatch:
 
 def _cut(path: str | None) -> str:
     """Return a path of msgspec without the tuple around the values."""
-    return (path or "").removeprefix(_ROOT).removeprefix(".")
+    return (path or "").removeprefix(_KEY).removeprefix(_ROOT).removeprefix(".")
 
 
 def _find_model_error(error: BaseException) -> tuple[list[str], str] | None:

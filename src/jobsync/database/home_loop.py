@@ -213,10 +213,11 @@ def _run_at_home(
 
     # Not a coroutine function: what it has made is known before anybody awaits it.
     @functools.wraps(method)
-    def call(self: _Homed, *arguments: Any, **options: Any) -> Coroutine[Any, Any, T]:
+    def call(self: _Homed, /, *arguments: Any, **options: Any) -> Coroutine[Any, Any, T]:
         work = run(self, arguments, options)
-        # Warnings of Python name it.
-        setattr(work, "__qualname__", method.__qualname__)  # noqa: B010 - mypy does not know it
+        # Warnings of Python name it, by the class that users know.
+        name = f"{type(self).__name__}.{method.__name__}"
+        setattr(work, "__qualname__", name)  # noqa: B010 - mypy does not know it
         note_coroutine(work)
         return work
 

@@ -18,9 +18,11 @@ from jobsync.core.schema import Field, FieldKind, Fields
 from jobsync.core.typed_values import (
     build_converter,
     check_type,
+    count_typed,
     encode_value,
     find_mismatch,
     is_model,
+    keep_types,
 )
 from jobsync.database.document import LIBRARY_FIELDS
 from jobsync.errors import Corrupt, Invalid, closest_name
@@ -33,6 +35,8 @@ T = TypeVar("T")
 _ADDED = LIBRARY_FIELDS | {"id"}
 """What records have whether their type has it or not."""
 _FIX = "pass a msgspec.Struct, a dataclass, a TypedDict or a pydantic model"
+_TEXT = "would be read back as text"
+_TEXT_FIX = "convert it to text first, or change the type"
 
 _OBJECTS = (described.StructType, described.DataclassType, described.TypedDictType)
 _LISTS = (
@@ -93,6 +97,9 @@ class RecordType(Generic[T]):
         # Parsed, because a schema has rules for names and ids.
         self.fields: Fields = parse(render(_build_schema(stored, (kind,))), f"{option} {self.name}")
         self._names = {each.name for each in fields}
+        # A model has converters of its own.
+        texts = [] if is_model(kind) else filter(_takes_text, fields)
+        self._texts = {each.name for each in texts}
         config = getattr(kind, "model_config", {})
         self._is_open = isinstance(config, Mapping) and config.get("extra") == "allow"
         self._convert = build_converter(kind)
@@ -107,7 +114,7 @@ class RecordType(Generic[T]):
         if not (is_mapping or isinstance(value, self._class)):
             problem = f"must be {self.name} or a dict"
             raise Invalid("data", value, problem, f"write {self.name}(...)")
-        fields = dict(cast("Mapping[str, Any]", value)) if is_mapping else value
+        fields: Any = dict(cast("Mapping[str, Any]", value)) if is_mapping else value
         try:
             values: dict[str, Json] = encode_value(fields)
         except KeyboardInterrupt:
@@ -116,6 +123,8 @@ class RecordType(Generic[T]):
             raise self._explain(error, fields if isinstance(fields, dict) else {}) from None
         if is_mapping:
             self._refuse_unknown(values)
+            self._refuse_typed(fields)
+        self._check_kept(keep_types(fields), values)
         if values.get("id", "") is None:
             # It gets an id when it is stored.
             del values["id"]
@@ -168,6 +177,29 @@ class RecordType(Generic[T]):
                 fix = f"did you mean {hint}?" if hint else f"use {', '.join(sorted(self._names))}"
                 raise Invalid(name, value, f"is not a field of {self.name}", fix)
 
+    def _refuse_typed(self, fields: Mapping[str, Any]) -> None:
+        """Refuse a date, bytes or the like in fields that are read back as text."""
+        for name in self._texts & fields.keys():
+            if count_typed(keep_types(fields[name])):
+                raise Invalid(name, fields[name], _TEXT, _TEXT_FIX)
+
+    def _check_kept(self, kept: dict[str, Any], values: Mapping[str, Json]) -> None:
+        """Check that what is stored is read back as what was passed, of `keep_types`.
+
+        Raises:
+            Invalid: a date, bytes or the like is where the type takes text, or anything.
+        """
+        if kept == values:
+            return
+        try:
+            stored = self.decode(values)
+        except Invalid:
+            # These are some fields only, or whoever writes them finds out.
+            return
+        read = self.decode(kept)
+        if count_typed(keep_types(read)) != count_typed(keep_types(stored)):
+            raise Invalid(self.name, kept, f"has a field that {_TEXT}", _TEXT_FIX)
+
     def _explain(self, error: BaseException, values: Mapping[str, Any]) -> Invalid:
         path, value, problem = find_mismatch(error, values)
         return Invalid(path or self.name, value, problem, f"pass what {self.name} has")
@@ -200,6 +232,16 @@ def _read_fields(kind: described.Type) -> list[_TypeField]:
     ]
     tag = getattr(kind, "tag_field", None)
     return [_TypeField(tag, described.AnyType(), required=False), *fields] if tag else fields
+
+
+def _takes_text(field: _TypeField) -> bool:
+    """Whether a field takes any text, or anything."""
+    kind = field.kind
+    while isinstance(kind, described.Metadata):
+        kind = kind.type
+    kinds = kind.types if isinstance(kind, described.UnionType) else [kind]
+    texts = described.StrType | described.AnyType | described.NoneType
+    return all(isinstance(each, texts) for each in kinds)
 
 
 def _build_schema(fields: list[_TypeField], within: tuple[object, ...]) -> dict[str, Field]:

@@ -19,8 +19,11 @@ from jobsync.core.typed_values import (
     build_converter,
     check_type,
     convert_value,
+    count_typed,
     encode_value,
     find_mismatch,
+    has_any,
+    keep_types,
 )
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.context import BlockingContext, Context
@@ -33,6 +36,7 @@ _VERDICTS = (Snooze, Cancel)
 """What a function may return in place of a result."""
 
 _LONGEST_SIGNATURE = 200
+_NOT_JSON = "has a value or a key that is not JSON, where its type takes anything"
 
 
 class EncodedArguments(dict[str, Json]):
@@ -70,7 +74,10 @@ class TaskSignature:
         types = {name: hints.get(name, Any) for name in self._parameters}
         for each, kind in types.items():
             check_type(each, kind)
+        self._types = types
         self._untyped = [each for each, kind in types.items() if kind is Any]
+        self._open = [each for each, kind in types.items() if kind is not Any and has_any(kind)]
+        """The parameters that take anything within something."""
         self._positional = [
             name
             for name, parameter in parameters.items()
@@ -85,7 +92,7 @@ class TaskSignature:
         shown = inspect.Signature(list(self._parameters.values()))
         return safe_str(f"{self._task.rpartition('.')[2]}{shown}", _LONGEST_SIGNATURE)
 
-    def encode(self, *args: Any, **kwargs: Any) -> EncodedArguments:
+    def encode(self, /, *args: Any, **kwargs: Any) -> EncodedArguments:
         """Return the arguments of a call as they are stored.
 
         Raises:
@@ -99,13 +106,27 @@ class TaskSignature:
             if name in arguments:
                 check_json(arguments[name], name)
         try:
-            values = encode_value(arguments)
-            self._convert((values,))
+            kept, values = keep_types(arguments), encode_value(arguments)
+            read = self._convert((kept,)).value
+            changed = [] if kept == values else self._find_changed(read, values)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
             raise self._explain_value(error, arguments) from None
+        for name in changed:
+            fix = "convert it to JSON first, or annotate what is in it"
+            raise Invalid(name, arguments[name], _NOT_JSON, fix)
         return EncodedArguments(values)
+
+    def _find_changed(self, read: Mapping[str, Any], values: Mapping[str, Json]) -> list[str]:
+        """Return the arguments that a worker would get with other types, within what is open."""
+        stored = self._convert((values,)).value
+        return [
+            name
+            for name in self._open
+            if name in values
+            and count_typed(keep_types(read[name])) != count_typed(keep_types(stored[name]))
+        ]
 
     def encode_some(self, arguments: Mapping[str, Any]) -> dict[str, Json]:
         """Return some arguments as they are stored.
@@ -129,6 +150,8 @@ class TaskSignature:
         Raises:
             Invalid: one is missing, unknown or of another type; names it.
         """
+        if not values.keys() <= self._parameters.keys():
+            raise self._explain_binding(TypeError(), values)
         try:
             self._bind(**{name: None for name in values if name not in self._positional})
         except TypeError as error:
@@ -157,7 +180,13 @@ class TaskSignature:
             arguments[self._context] = context
         if not self._positional:
             return self._function(**arguments)
-        positional = [arguments.pop(name) for name in self._positional if name in arguments]
+        given = [name for name in self._positional if name in arguments]
+        # One that was not passed keeps its place, with the default of this code.
+        before = self._positional[: self._positional.index(given[-1]) + 1] if given else []
+        positional = [
+            arguments.pop(name) if name in arguments else self._parameters[name].default
+            for name in before
+        ]
         return self._function(*positional, **arguments)
 
     def encode_result(self, result: Any) -> Json:
@@ -200,12 +229,34 @@ class TaskSignature:
     def _explain_value(self, error: BaseException, arguments: Mapping[str, Any]) -> Invalid:
         """Return the error of an argument of another type."""
         path, value, problem = find_mismatch(error, arguments)
+        if not path:
+            path, value = next(filter(self._is_wrong, arguments.items()), ("", value))
         return Invalid(path or "arguments", value, problem, f"pass what {self} takes")
+
+    def _is_wrong(self, argument: tuple[str, Any]) -> bool:
+        """Whether an argument alone is refused by its type."""
+        name, value = argument
+        try:
+            convert_value(encode_value(value), self._types.get(name, Any))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a user's type may raise anything
+            return True
+        return False
 
 
 def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+        unwrapped = inspect.unwrap(function)
+        inspect.signature(function)
+        if not inspect.isroutine(unwrapped) and not inspect.isclass(unwrapped):
+            raise TypeError(f"it is of type {safe_name(type(unwrapped))}")  # noqa: TRY301
+    except (TypeError, ValueError) as error:
+        problem = f"has no parameters that can be read: {format_error(error)}"
+        fix = "write a function that calls it: def run(path: str): ..."
+        raise Invalid("function", safe_name(function), problem, fix) from error
+    try:
+        return typing.get_type_hints(unwrapped, include_extras=True)
     except Exception as error:
         problem = f"has annotations that cannot be read: {format_error(error)}"
         fix = "import the names at the top of the module, not under TYPE_CHECKING"

@@ -186,11 +186,7 @@ class TaskCalls(ABC):
         handler = MessageHandler(function, signature, retries)
         chosen = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
         known = KnownTask(signature, translate_options(cast("CallOptions", chosen)))
-        if "cron" in options:
-            self._cron_tasks[name] = _build_job(signature, options)
-        elif "timezone" in options:
-            problem = "has no effect without a cron"
-            raise Invalid("timezone", options["timezone"], problem, 'pass cron="0 3 * * *" too')
+        job = _build_job(signature, options)
         limits = _read_limits(options)
         if limits != NO_LIMITS:
             self._task_limits[name] = limits
@@ -200,6 +196,8 @@ class TaskCalls(ABC):
             self._task_limits.pop(name, None)
             raise
         self._known_tasks[name] = known
+        if job is not None:
+            self._cron_tasks[name] = job
         return QueueTask(cast("TaskQueue", self), name, signature, function)
 
     def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions:
@@ -259,13 +257,20 @@ def _read_limits(options: TaskOptions) -> QueueLimits:
     return QueueLimits(max_concurrency=most, rate=rate, burst=burst)
 
 
-def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any]:
-    """Return when a task is enqueued.
+def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any] | None:
+    """Return when a task is enqueued by the scheduler; None if it is not.
 
     Raises:
-        Invalid: its function needs arguments.
+        Invalid: its function needs arguments, or `cron` or `timezone` is wrong.
     """
-    cron = options.get("cron")
+    if "cron" not in options:
+        if "timezone" in options:
+            problem = "has no effect without a cron"
+            raise Invalid("timezone", options["timezone"], problem, 'pass cron="0 3 * * *" too')
+        return None
+    from jobsync.core.cron import Schedule  # noqa: PLC0415 - slow to load, and seldom used
+
+    cron = options["cron"]
     try:
         signature.check({})
     except Invalid as error:
@@ -274,4 +279,9 @@ def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any]
         )
         raise Invalid("cron", cron, problem, f"give {error.field} a default") from None
     zone = {"timezone": options["timezone"]} if "timezone" in options else {}
+    try:
+        Schedule.parse(cron, **zone)
+    except Invalid as error:
+        field = "cron" if error.field == "schedule" else error.field
+        raise Invalid(field, error.value, error.problem, error.fix) from None
     return {"schedule": cron, **zone}

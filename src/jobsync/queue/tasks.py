@@ -188,7 +188,7 @@ class TaskCall(Generic[P, R]):
         is_own = self._options.get("connection") is not None
         return None if is_own else self.queue.home_loop
 
-    def encode_some(self, **arguments: Any) -> dict[str, Json]:
+    def encode_some(self, /, **arguments: Any) -> dict[str, Json]:
         """Return some arguments of a call as they are stored.
 
         Raises:
@@ -196,7 +196,7 @@ class TaskCall(Generic[P, R]):
         """
         return self._signature.encode_some(arguments)
 
-    def encode(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Json]:
+    def encode(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Json]:
         """Return the arguments of a call as they are stored.
 
         Raises:
@@ -204,7 +204,7 @@ class TaskCall(Generic[P, R]):
         """
         return self._signature.encode(*args, **kwargs)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call of the function; return its message.
 
         Raises:
@@ -227,7 +227,7 @@ class TaskCall(Generic[P, R]):
         """
         return await self._push([self._signature.encode(**each) for each in calls])
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+    def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call as `enqueue` does, from a plain function on any thread.
 
         Raises:
@@ -274,7 +274,7 @@ class QueueTask(TaskCall[P, R], Generic[Q, C, P, R]):
     def __repr__(self) -> str:
         return f"QueueTask({self.name!r})"
 
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> C:
+    def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
         """Call the function, without a message: for tests."""
         return self.function(*args, **kwargs)
 

@@ -24,6 +24,10 @@ number, descriptor, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 link = socket.socket(fileno=descriptor)
 def stop(*_): sys.exit(3 * number)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in sys.argv else stop)
+if number == 1 and "second-fails-first" in sys.argv and not os.path.exists(f"{folder}/1-0"):
+    while not os.path.exists(f"{folder}/0-0"): time.sleep(0.01)
+    open(f"{folder}/1-0", "w").close()
+    sys.exit(1)
 link.send(b"r")
 starts = len([name for name in os.listdir(folder) if name.startswith(f"{number}-")])
 open(f"{folder}/{number}-{starts}", "w").close()
@@ -78,19 +82,49 @@ def test_a_process_that_fails_is_started_again_and_one_that_ends_is_not(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
 
 
+def test_a_process_that_fails_at_its_start_does_not_stop_one_that_works(tmp_path: Path) -> None:
+    """Even though the other one has not ended since."""
+    stop_when_started(tmp_path, 3)
+    assert supervise(tmp_path, 2, "second-fails-first") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "1-1"]
+
+
 def test_pauses_grow_while_a_process_fails(tmp_path: Path) -> None:
     """And begin anew after it has run for long."""
     supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, Components.system())
     (child,) = supervisor._children
     pauses = []
     for _ in range(8):
-        supervisor._start_later(child, 1)
+        supervisor._start_later(child, "has failed")
         assert child.start_at is not None
         child.started_at, pause = child.start_at, child.start_at - supervisor._clock.mono()
         pauses.append(pause)
     assert 0 < pauses[0] <= 0.5
     assert pauses[-1] > 14
     child.started_at = supervisor._clock.mono() + -61.0
-    supervisor._start_later(child, 1)
+    supervisor._start_later(child, "has failed")
     assert child.failures == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_ended_by_a_signal_without_a_name_is_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Real-time signals have none; the other processes work on."""
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, Components.system())
+    (child,) = supervisor._children
+    supervisor._on_end(child, -(signal.SIGRTMIN + 3), has_worked=True)
+    assert child.start_at is not None
+    assert f"was ended by signal {signal.SIGRTMIN + 3}: starting it again" in caplog.text
+
+
+def test_a_process_that_cannot_be_started_again_is_tried_later() -> None:
+    """If none has ever worked, the command fails."""
+    supervisor = ProcessSupervisor(lambda *_: ["/nowhere"], 1, 1.0, Components.system())
+    (child,) = supervisor._children
+    with pytest.raises(OSError, match="nowhere"):
+        supervisor._start(child)
+    supervisor._has_worked = True
+    supervisor._start(child)
+    assert child.start_at is not None
+    assert child.process is None

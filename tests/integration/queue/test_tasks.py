@@ -1,6 +1,7 @@
 """Tasks, as users write them: many functions on one queue."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,6 +20,7 @@ from jobsync import (
     NoResult,
     QueuePlugin,
     SchedulerPlugin,
+    sync,
 )
 from jobsync.safe_text import safe_name
 from jobsync.status.queues import read_queues_status
@@ -72,6 +74,26 @@ async def test_each_message_goes_to_the_function_of_its_task(db: Database) -> No
     assert info is not None
     assert (info.state, info.task) == ("completed", "stable")
     assert await double(4) == 8
+
+
+async def test_a_parameter_may_have_any_name() -> None:
+    """Also those that the library uses, for callers that await and for those that block."""
+    queue = QueuePlugin("tasks")
+
+    @queue.task
+    async def run(self: int, name: str, connection: str, id: str, task: str) -> list[Any]:
+        return [self, name, connection, id, task]
+
+    given: Any = {"self": 1, "name": "a", "connection": "b", "id": "c", "task": "d"}
+    async with Database("memory://names", plugins=[queue]):
+        handles = [await run.enqueue(**given), *await run.enqueue_many([given])]
+        handles.append(await asyncio.to_thread(run.enqueue_sync, **given))
+        blocking: Any = sync.QueueTask.__new__(sync.QueueTask)
+        object.__setattr__(blocking, "wrapped", run)
+        handles.append((await asyncio.to_thread(blocking.enqueue, **given)).wrapped)
+        for each in handles:
+            assert await each.result(timeout=30) == [1, "a", "b", "c", "d"]
+        assert await run(**given) == await blocking(**given) == [1, "a", "b", "c", "d"]
 
 
 async def test_a_worker_claims_only_messages_of_tasks_that_it_knows(db: Database) -> None:
@@ -228,10 +250,24 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"name": "a", "timeout": 0}, "timeout must be"),
         ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
+        ({"name": "d", "backoff": 5}, "backoff must be a function .got 5."),
     ]
     for options, problem in problems:
         with pytest.raises(Invalid, match=problem):
             queue.task(**options)(run)
+    crons: list[tuple[Any, str]] = [
+        ({"cron": "daily"}, "^cron has 1 field instead of 5 or 6"),
+        ({"cron": 5}, "^cron must be text .got 5."),
+        ({"cron": "@daily", "timezone": "Mars"}, "^timezone is not a known time zone"),
+        ({"cron": "@daily", "rate_limit": "many"}, "^rate_limit must be"),
+    ]
+    for options, problem in crons:
+        with pytest.raises(Invalid, match=problem):
+            queue.task(name="e", **options)(lambda: None)
+    assert queue._build_jobs("tasks", "default") == {}
+    for function in (functools.partial(run, n=1), int):
+        with pytest.raises(Invalid, match=r"function has no parameters that can be read: .*Write"):
+            queue.task(name="f")(function)
     with pytest.raises(Invalid, match="function must be callable"):
         queue.task(5)  # type: ignore[call-overload]
 

@@ -197,6 +197,11 @@ def test_a_type_has_a_schema_that_accepts_its_objects(
         (Mail, {"to": "a", "before": {"to": 3}}, "before.to is wrong: Input should be"),
         (Mail, {"too": "a"}, "too is not a field of Mail .*Did you mean to"),
         (Wide, {**msgspec.to_builtins(WIDE), "home": {}}, "home.street is missing"),
+        (Order, Order(1, b"a"), r"note must be `str` \(got b'a'\)"),  # type: ignore[arg-type]
+        (Order, {"note": b"a"}, r"note would be read back as text \(got b'a'\). Convert it"),
+        (Wide, msgspec.structs.replace(WIDE, whatever=b"a"), "has a field that would be read back"),
+        (Wide, {"whatever": [dt.date(2027, 1, 1)]}, "whatever would be read back as text"),
+        (Wide, msgspec.structs.replace(WIDE, limits={1: 2}), "limits has a key that must be `str`"),
     ],
 )
 def test_what_is_not_of_the_type_is_refused(kind: type[Any], value: Any, reason: str) -> None:

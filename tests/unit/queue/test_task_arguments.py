@@ -45,6 +45,14 @@ class Point(msgspec.Struct):
     y: float = 0.5
 
 
+class Event(msgspec.Struct):
+    """A struct with data of any type."""
+
+    at: dt.datetime
+    data: Any = None
+    tags: set[str] = set()
+
+
 class Model:
     """Like a model of pydantic, which is known by these methods."""
 
@@ -59,6 +67,8 @@ class Model:
     @classmethod
     def model_validate(cls, value: Any) -> "Model":
         """Return a model from JSON."""
+        if value["size"] == "odd":
+            raise KeyError("odd")
         if not isinstance(value["size"], int):
             raise ValueError("size must be a number")  # noqa: TRY004 - as pydantic does
         return cls(value["size"])
@@ -93,6 +103,9 @@ VALUES: list[tuple[Any, Any]] = [
     (dict[str, Model], {"a": Model(4)}),
     (typing.Literal["a", "b"], "b"),
     (Any, {"a": [1, None]}),
+    (dict[dt.date, Any], {NOON.date(): {"a": [1]}}),
+    (set[bytes], {b"a", b"b"}),
+    (Event, Event(NOON, {"a": 1}, {"a", "b"})),
 ]
 
 
@@ -149,6 +162,13 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         "^x is not a parameter of mail.send .got 1.",
     ),
     (lambda: build(Model).encode(Model("x")), "size must be a number"),  # type: ignore[arg-type]
+    (lambda: build(Model).encode({"size": "odd"}), "^value cannot be stored: KeyError: 'odd' .got"),
+    (lambda: build(str).encode(b"a"), "^value must be `str` .got b'a'."),
+    (lambda: build(str).encode(NOON), "^value must be `str` .got datetime"),
+    (lambda: build(dict[str, int]).encode({1: 2, "1": 3}), "^value has a key that must be `str` "),
+    (lambda: build(dict).encode({"a": [b"b"]}), "^value has a value or a key that is not JSON"),
+    (lambda: build(dict[str, Any]).encode({"a": {1: 2}}), "^value has a value or a key that is"),
+    (lambda: build(Event).encode(Event(NOON, NOON)), "^value has a value or a key that is not"),
     (lambda: build(int).decode_result("x"), "^result is not what give"),
 ]
 
@@ -185,6 +205,19 @@ def test_parameters_by_position_only_are_passed_by_position() -> None:
     assert signature.encode(1) == {"a": 1}
     signature.check({"a": 1})
     assert signature.call({"a": 1}, "ctx") == (1, 2, "ctx")
+    with pytest.raises(Invalid, match=r"^c is not a parameter of run"):
+        signature.check({"a": 1, "c": 3})
+
+
+def test_a_parameter_by_position_only_that_was_not_passed_keeps_its_place() -> None:
+    """Those after it get what was passed for them."""
+
+    def run(a: int = 1, b: int = 2, c: int = 3, /) -> Any:
+        return a, b, c
+
+    signature = TaskSignature("run", run)
+    assert signature.call({"b": 5}) == (1, 5, 3)
+    assert signature.call({}) == (1, 2, 3)
 
 
 def test_verdicts_are_not_results() -> None:
