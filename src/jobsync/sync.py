@@ -338,6 +338,9 @@ class _DatabaseThread:
             if home.is_elsewhere:
                 home.call(database.connect())
                 return
+            if self._background is not None:
+                # A handler has disconnected the database, and could not end the thread.
+                self._end(self._background)
             background = self._background = Background(
                 "jobsync-sync", functools.partial(_build_end_error, database.store_name)
             )
@@ -367,7 +370,7 @@ class _DatabaseThread:
                 background.call(work())
             finally:
                 # Called by a handler of a queue, it disconnects after that handler.
-                if not database.is_connected:
+                if not database.home_loop.is_elsewhere:
                     self._end(background)
 
     def _end(self, background: Background) -> None:

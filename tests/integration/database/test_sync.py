@@ -183,6 +183,37 @@ async def test_threads_of_an_asynchronous_program_block(url: str) -> None:
         assert not database.is_connected
 
 
+def test_a_handler_that_disconnects_the_database_is_completed_before(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call returns at once, and takes effect after it; the database can be used again."""
+    queue, has_returned = sync.QueuePlugin("tasks"), threading.Event()
+    db = sync.Database(url, plugins=[queue])
+
+    @queue.task(name="stop")
+    def stop() -> None:
+        db.disconnect()
+        has_returned.set()
+
+    disconnect = db.wrapped.disconnect
+
+    async def disconnect_slowly(*, within: float | None) -> None:
+        await disconnect(within=within)
+        # What it does later has begun.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(db.wrapped, "disconnect", disconnect_slowly)
+    db.connect()
+    message = stop.enqueue()
+    assert has_returned.wait(LONG)
+    db.connect()
+    info = message.get()
+    assert info is not None
+    assert info.state == "completed"
+    db.disconnect()
+
+
 def test_a_call_fails_if_the_database_is_disconnected_meanwhile(url: str) -> None:
     """It does not wait forever."""
     with ThreadPoolExecutor(1) as threads:

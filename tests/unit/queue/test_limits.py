@@ -95,3 +95,14 @@ def test_a_claim_that_the_rate_forbids_writes_nothing(
     connection = Mock()
     assert run_steps(connection, steps) == 1.0
     assert connection.cursor().execute.called is is_written
+
+
+def test_no_more_are_claimed_than_the_tightest_limit_allows() -> None:
+    """Which tasks' messages are claimed is not known before; a task without room is left out."""
+    usages = {name: Usage(most, 1.0, is_counting=False) for name, most in (("a", 3), ("b", 0))}
+    limits = QueueLimits(tasks={name: QueueLimits(max_concurrency=3) for name in usages})
+    queue = Usage(9, 1.0, is_counting=False)
+    allowance = Allowance.build(queue, usages, ["a", "b", "c"], limits)
+    assert (allowance.most, allowance.tasks) == (3, ("a", "c"))
+    full = Allowance.build(queue, {"b": usages["b"]}, ["b", "c"], limits)
+    assert (full.most, full.tasks) == (9, ("c",))
