@@ -90,7 +90,7 @@ def test_no_secret_is_shown() -> None:
 async def test_calls_on_a_disconnected_database_are_refused() -> None:
     """The error names the fix; after a disconnect too."""
     database = Database("memory://")
-    with pytest.raises(Invalid, match=r"is not connected.*\. Await database.connect\(\) first"):
+    with pytest.raises(Invalid, match=r"is not connected.*wait database\.connect\(\) first"):
         await database.create_resource("a")
     await database.connect()
     resource = await database.create_resource("a")
