@@ -530,7 +530,7 @@ async def test_a_move_with_an_unknown_write_is_reported_and_completed_later(
 
 
 async def _take_after_mark(hooked: HookedStore, archive: Resource) -> None:
-    """Let somebody use the id in the archive once the record is marked."""
+    """Use the id in the archive, as somebody else, once the record is marked."""
 
     async def take() -> None:
         key = archive.records.keyspace.key("r0")

@@ -18,8 +18,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likew
 from servers import PostgresServer  # noqa: E402 - likewise
 
 from jobsync.testing import run_story  # noqa: E402
-from jobsync.testing.stories import Report, WorldRunner, run_campaign  # noqa: E402
+from jobsync.testing.stories import Report, Story, WorldRunner, run_campaign  # noqa: E402
 
 SERVER = "JOBSYNC_TEST_POSTGRES"
 """Where the processes of a campaign find their server."""
@@ -61,71 +62,11 @@ def run_election_world(seed: int) -> Report:
     return Report(seed, hours, fleet.faults, fleet.all_violations, fleet.world.fingerprint)
 
 
-def run_queue_world(seed: int) -> Report:
-    """Run workers and producers through a storm and check the messages."""
+def run_storm_world(what: str, seed: int) -> Report:
+    """Run the processes of a storm through it, and check the history."""
     logging.disable(logging.CRITICAL)
-    return run_story(
-        queue_stories.stormy_with_suspends if abs(seed) % 4 == 3 else queue_stories.stormy,
-        vary(seed),
-    )
-
-
-def run_postgres_queue_world(seed: int) -> Report:
-    """Run the same with the messages on a real PostgreSQL server."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = postgres_queue_stories.STORMS
+    stormy, stormy_with_suspends = STORMS[what]
     return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_places_world(seed: int) -> Report:
-    """Run workers and producers through a storm, with groups, keys and priorities."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = place_stories.STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_postgres_places_world(seed: int) -> Report:
-    """Run the same with the messages on a real PostgreSQL server."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = postgres_queue_stories.PLACE_STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_pages_queue_world(seed: int) -> Report:
-    """Run the same with the messages in pages, on a store that bills requests."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = pages_queue_stories.STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_pages_places_world(seed: int) -> Report:
-    """Run workers and producers through a storm, with keys and priorities in pages."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = page_place_stories.STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_outcomes_world(seed: int) -> Report:
-    """Run handlers that write in transactions and return results through a storm."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = outcome_stories.STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_postgres_outcomes_world(seed: int) -> Report:
-    """Run the same with the messages on a real PostgreSQL server."""
-    logging.disable(logging.CRITICAL)
-    stormy, stormy_with_suspends = postgres_queue_stories.OUTCOME_STORMS
-    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
-
-
-def run_schedule_world(seed: int) -> Report:
-    """Run schedulers through a storm and check the jobs."""
-    logging.disable(logging.CRITICAL)
-    return run_story(
-        schedule_stories.stormy_with_suspends if abs(seed) % 4 == 3 else schedule_stories.stormy,
-        vary(seed),
-    )
 
 
 def run_record_world(seed: int) -> Report:
@@ -141,18 +82,22 @@ def run_record_world(seed: int) -> Report:
     return run_story(stories[abs(seed) % 4], seed)
 
 
+STORMS: dict[str, Sequence[Story]] = {
+    "queue": (queue_stories.stormy, queue_stories.stormy_with_suspends),
+    "queue-postgres": postgres_queue_stories.STORMS,
+    "queue-places": place_stories.STORMS,
+    "queue-places-postgres": postgres_queue_stories.PLACE_STORMS,
+    "queue-places-pages": page_place_stories.STORMS,
+    "queue-pages": pages_queue_stories.STORMS,
+    "queue-outcomes": outcome_stories.STORMS,
+    "queue-outcomes-postgres": postgres_queue_stories.OUTCOME_STORMS,
+    "schedule": (schedule_stories.stormy, schedule_stories.stormy_with_suspends),
+}
+"""A storm in which clocks keep running, and one in which they stand still at times."""
 RUNNERS: dict[str, WorldRunner] = {
     "elections": run_election_world,
-    "queue": run_queue_world,
-    "queue-postgres": run_postgres_queue_world,
-    "queue-places": run_places_world,
-    "queue-places-postgres": run_postgres_places_world,
-    "queue-places-pages": run_pages_places_world,
-    "queue-pages": run_pages_queue_world,
-    "queue-outcomes": run_outcomes_world,
-    "queue-outcomes-postgres": run_postgres_outcomes_world,
-    "schedule": run_schedule_world,
     "records": run_record_world,
+    **{name: partial(run_storm_world, name) for name in STORMS},
 }
 
 

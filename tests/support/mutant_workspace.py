@@ -149,7 +149,7 @@ class Workspace:
         self._check_import()
 
     def _prepare_recording(self, index: SourceIndex, memory: Path) -> None:
-        """Let every process of this copy write the blocks that it runs into one memory."""
+        """Make every process of this copy write the blocks that it runs into one memory."""
         memory.write_bytes(bytes(len(index.blocks)))
         memory.chmod(0o666)
         program = _OPENS_MEMORY.format(memory=str(memory))

@@ -1,10 +1,19 @@
-"""Check whether a run found the invariant that a mutant breaks."""
+"""Check whether runs find the invariant that a mutant breaks."""
 
 from collections.abc import Iterable
 
-from jobsync.testing import Violation
+from jobsync.testing import Violation, run_story
+from jobsync.testing.stories import Story
 
-__all__ = ["catches"]
+__all__ = ["SEEDS", "catches", "is_caught"]
+
+SEEDS = range(12)
+"""Seeds to try: a seed's history changes whenever the library takes one more step."""
+
+
+def is_caught(story: Story, invariant: str, seeds: Iterable[int] = SEEDS) -> bool:
+    """Whether a story violates an invariant with one of these seeds, and does not crash."""
+    return any(catches(run_story(story, seed).violations, invariant) for seed in seeds)
 
 
 def catches(violations: Iterable[Violation], invariant: str) -> bool:

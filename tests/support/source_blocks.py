@@ -109,7 +109,7 @@ class _Marker:
 
 
 def mark_blocks(module: ast.Module, file: str, base: int = 0) -> list[Block]:
-    """Let each block of a module set `ran_blocks.ran[base + number] = 1`; return the blocks."""
+    """Make each block of a module set `ran_blocks.ran[base + number] = 1`; return the blocks."""
     marker = _Marker(file, base)
     marker.mark(module.body)
     start = _count_leading(module.body)
@@ -149,7 +149,7 @@ def _get_first_line(statement: ast.stmt) -> int:
 
 
 def _write_bytecode(path: Path, code: CodeType) -> None:
-    """Let Python import this code instead of the file's own, which stays."""
+    """Make Python import this code instead of the file's own, which stays."""
     target = Path(cache_from_source(str(path)))
     target.parent.mkdir(exist_ok=True)
     header = MAGIC_NUMBER + _UNCHECKED_HASH + source_hash(path.read_bytes())
@@ -221,7 +221,7 @@ class SourceIndex:
         self.blocks += blocks
 
     def write_instrumented(self, copy: Path) -> None:
-        """Let the modules of a copy record the blocks that run."""
+        """Make the modules of a copy record the blocks that run."""
         base = 0
         for file, module in self._modules.items():
             path = copy / file

@@ -65,12 +65,12 @@ class DemoWorker:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Start its time again."""
         self._is_frozen = False
         self._process.send_signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """Tell it to stop in good order."""
+        """Stop it in good order; see `wait_or_kill`."""
         if self._process.poll() is None:
             self._was_ended = "stopped"
             self.thaw()

@@ -37,7 +37,6 @@ class DemoSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens each worker owns."""
     waiting: int
     done: int
-    dead: int
     firings: int
     records: int
     """How many records have not expired."""
@@ -120,7 +119,6 @@ class DemoObserver:
             tokens=await self._read_tokens(),
             waiting=sum(counts.get(state, 0) for state in LIVE),
             done=counts.get("completed", 0),
-            dead=counts.get("dead", 0),
             firings=jobs[worker.CLOCK_JOB].successes if worker.CLOCK_JOB in jobs else 0,
             records=await self._count_records(),
         )

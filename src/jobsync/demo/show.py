@@ -90,7 +90,6 @@ class DemoShow:
         self._led = self._begun
         """When it was last seen to lead, and to run."""
         self._vacancy = 0.0
-        self._records = 0
 
     async def run(self) -> DemoVerdict:
         """Run all of it; return the verdict.
@@ -132,8 +131,7 @@ class DemoShow:
         numbers = range(first, math.ceil(elapsed * _RATE))
         if numbers:
             await self._observer.send(numbers)
-        while self._records < elapsed / _RECORD_PERIOD:
-            self._records += 1
+        while self._observer.added < elapsed / _RECORD_PERIOD:
             await self._observer.add_record(_RECORD_SECONDS)
 
     async def _kill_leader(self) -> None:
@@ -180,7 +178,7 @@ class DemoShow:
         await self._clock.sleep(_LOOK)
 
     def _watch_leader(self, epoch: int) -> None:
-        """Tell who leads now, and count how long nobody did."""
+        """Show who leads now, and count how long nobody did."""
         at, leader = self._clock.mono(), self._find_leader()
         if leader is None:
             return

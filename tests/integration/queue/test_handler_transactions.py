@@ -748,7 +748,7 @@ async def test_a_disk_that_fails_at_the_commit_is_settled_by_reading(
 def _fail_commits(
     monkeypatch: pytest.MonkeyPatch, backend: TransactionBackend, is_committed: list[bool]
 ) -> None:
-    """Let commits fail as a disk does, after or before they are stored."""
+    """Make commits fail as a disk does, after or before they are stored."""
     begin = backend.begin
 
     async def begin_failing(limit: float, *, is_blocking: bool) -> Any:

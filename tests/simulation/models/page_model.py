@@ -380,7 +380,7 @@ class PageModel(Model[State]):
     def _follow(
         self, state: State, number: int, worker: Worker, request: Request
     ) -> Iterator[Step[State]]:
-        """Let a request arrive, with or without a reply, or find out what happened to it."""
+        """Deliver a request, with or without a reply, or find out what happened to it."""
         nonce = request.nonce
         if worker.is_waiting:
             if not state.is_away:

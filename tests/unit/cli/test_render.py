@@ -51,7 +51,7 @@ def test_a_duration_is_shown_in_one_unit(seconds: object, shown: str) -> None:
 
 @contextmanager
 def in_zone(zone: str) -> Iterator[None]:
-    """Let this process be in a time zone."""
+    """Set the time zone of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
         time.tzset()

@@ -41,7 +41,7 @@ def test_events_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def _handle_one(queue: QueuePlugin, log_format: str) -> str:
-    """Let a worker handle a message of the task send, with a log; return its id."""
+    """Handle a message of the task send in a worker, with a log; return its id."""
     start_logging(log_format, "info")
     async with Database("memory://", plugins=[queue]):
         logging.getLogger("app").info("outside")

@@ -59,7 +59,7 @@ class HandLink(StoreDecorator):
         return await self._apply(changes, was_candidate=self._worker.stands)
 
     async def land(self) -> None:
-        """Let a write arrive that was withheld."""
+        """Deliver a write that was withheld."""
         pending, self._pending = self._pending, None
         if pending is not None:
             await self._apply(pending[0], was_candidate=pending[1])
@@ -153,7 +153,7 @@ class Stage:
         self.workers.append(worker)
 
     async def tick(self) -> None:
-        """Let a heartbeat interval pass."""
+        """Wait for a heartbeat interval."""
         self.clock.mono_seconds += TIMING.heartbeat
         self.clock.wall_seconds += TIMING.heartbeat
         for worker in self.workers:
@@ -162,7 +162,7 @@ class Stage:
             await worker.check()
 
     async def act(self) -> None:
-        """Let something happen."""
+        """Do something."""
         worker, other = self.dice.choice(self.workers), self.dice.choice(self.workers)
         actions = ["leave", "rejoin", "back", "force", "lose", "publish"]
         match self.dice.choice([*actions, *["mute", "rejoin"] * 3] if self.loses else actions):
@@ -280,7 +280,7 @@ class Stage:
 
 
 async def run_stage(stage: Stage, ticks: int) -> None:
-    """Let workers do anything for a while, then nothing."""
+    """Run workers that do anything for a while, then nothing."""
     for _ in range(3):
         await stage.add()
         await stage.tick()

@@ -93,7 +93,6 @@ def look(**changes: Any) -> DemoSnapshot:
         "tokens": {"worker-1": 120},
         "waiting": 0,
         "done": 0,
-        "dead": 0,
         "firings": 0,
         "records": 0,
     }

@@ -39,7 +39,7 @@ class Stored:
 
 
 async def settle_down() -> None:
-    """Let everything run that can."""
+    """Run everything that can."""
     for _ in range(10):
         await asyncio.sleep(0)
 

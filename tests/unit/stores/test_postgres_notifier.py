@@ -57,7 +57,7 @@ class RecordingPool:
 
 
 async def let_run() -> None:
-    """Let all tasks run that can."""
+    """Run all tasks that can."""
     for _ in range(5):
         await asyncio.sleep(0)
 

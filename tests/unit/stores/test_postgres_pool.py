@@ -100,7 +100,7 @@ class FakePool(PostgresPool):
 
 
 async def settle() -> None:
-    """Let all tasks run that can."""
+    """Run all tasks that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 

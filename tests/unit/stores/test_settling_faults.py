@@ -55,7 +55,7 @@ class FaultyStore(StoreDecorator):
         """When writes were sent."""
 
     async def deliver(self) -> None:
-        """Let all requests arrive that are late."""
+        """Deliver all requests that are late."""
         while self._late:
             await self._late.pop(0)()
 
