@@ -2,7 +2,6 @@
 
 from collections import deque
 
-import click
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
@@ -13,8 +12,7 @@ from rich.text import Text
 from jobsync.core.clock import Clock
 from jobsync.demo.fleet import DemoFleet
 from jobsync.demo.observer import DemoSnapshot
-from jobsync.demo.screens import DoneRate, describe_leader, describe_plan, describe_verdict
-from jobsync.demo.show import DemoScreen
+from jobsync.demo.screens import LineScreen, describe_leader
 from jobsync.demo.verdict import DemoVerdict
 from jobsync.demo.worker import TOKENS
 
@@ -25,25 +23,22 @@ _EVENTS = 8
 _BAR = 20
 
 
-class LiveScreen(DemoScreen):
-    """A picture of the fleet that changes in place."""
+class LiveScreen(LineScreen):
+    """A picture of the fleet that changes in place, between the plan and the verdict."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._begun = clock.mono()
-        self._rate = DoneRate(clock)
+        super().__init__(clock)
         self._events: deque[str] = deque(maxlen=_EVENTS)
-        self._live = Live(refresh_per_second=8, transient=False)
+        self._live = Live(refresh_per_second=8)
 
     def start(self, url: str, workers: int, seconds: float) -> None:
         """Show what is going to happen."""
-        for line in describe_plan(url, workers, seconds):
-            click.echo(line)
+        super().start(url, workers, seconds)
         self._live.start()
 
     def tell(self, text: str) -> None:
         """Show an event."""
-        self._events.append(f"{self._clock.mono() - self._begun:6.1f} s  {text}")
+        self._events.append(self.stamp(text))
 
     def update(self, fleet: DemoFleet, snapshot: DemoSnapshot, progress: float) -> None:
         """Show the state of the fleet."""
@@ -66,8 +61,7 @@ class LiveScreen(DemoScreen):
     def finish(self, verdict: DemoVerdict) -> None:
         """Show the verdict."""
         self._live.stop()
-        for line in describe_verdict(verdict):
-            click.echo(line)
+        super().finish(verdict)
 
     def stop(self) -> None:
         """Restore the terminal."""

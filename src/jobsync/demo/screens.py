@@ -11,13 +11,7 @@ from jobsync.demo.show import DemoScreen
 from jobsync.demo.verdict import DemoVerdict
 from jobsync.demo.worker import BEAT, TIMEOUT
 
-__all__ = [
-    "DoneRate",
-    "LineScreen",
-    "describe_leader",
-    "describe_plan",
-    "describe_verdict",
-]
+__all__ = ["LineScreen", "describe_leader", "describe_verdict"]
 
 _LINE_PERIOD = 2.0
 """Seconds between two lines about the whole fleet."""
@@ -30,16 +24,20 @@ class LineScreen(DemoScreen):
         self._clock = clock
         self._begun = clock.mono()
         self._next = self._begun
-        self._rate = DoneRate(clock)
+        self._rate = _DoneRate(clock)
 
     def start(self, url: str, workers: int, seconds: float) -> None:
         """Print what is going to happen."""
-        for line in describe_plan(url, workers, seconds):
+        for line in _describe_plan(url, workers, seconds):
             click.echo(line)
 
     def tell(self, text: str) -> None:
         """Print an event."""
-        click.echo(f"{self._clock.mono() - self._begun:6.1f} s  {text}")
+        click.echo(self.stamp(text))
+
+    def stamp(self, text: str) -> str:
+        """Return an event with the seconds since the start."""
+        return f"{self._clock.mono() - self._begun:6.1f} s  {text}"
 
     def update(self, fleet: DemoFleet, snapshot: DemoSnapshot, progress: float) -> None:
         """Print the state of the fleet, if it is time."""
@@ -61,7 +59,7 @@ class LineScreen(DemoScreen):
             click.echo(line)
 
 
-class DoneRate:
+class _DoneRate:
     """How many are done in a second, over the latest seconds."""
 
     def __init__(self, clock: Clock) -> None:
@@ -75,7 +73,7 @@ class DoneRate:
         return (most - least) / (last - first) if last > first else 0.0
 
 
-def describe_plan(url: str, workers: int, seconds: float) -> list[str]:
+def _describe_plan(url: str, workers: int, seconds: float) -> list[str]:
     """Return what is going to happen."""
     return [
         f"{workers} worker processes on {url}, for {seconds:g} s.",
