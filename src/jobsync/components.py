@@ -59,12 +59,15 @@ class Ids:
         """Return sorted ids for new records: UUIDs (version 7), which sort by time."""
         stamp = int(self._clock.wall().seconds * 1000).to_bytes(6, "big").hex()
         drawn = self._randomness.bytes(_UUID_BYTES * count).hex()
-        return sorted(
-            # "7" is the version; of the digit after the next dash only two bits are random.
-            f"{stamp[:8]}-{stamp[8:]}-7{drawn[i : i + 3]}-{_VARIANT[drawn[i + 3]]}"
+        # "7" is the version; of the digit after the next dash only two bits are random.
+        start = f"{stamp[:8]}-{stamp[8:]}-7"
+        ids = [
+            f"{start}{drawn[i : i + 3]}-{_VARIANT[drawn[i + 3]]}"
             f"{drawn[i + 4 : i + 7]}-{drawn[i + 7 : i + 19]}"
             for i in range(0, 2 * _UUID_BYTES * count, 2 * _UUID_BYTES)
-        )
+        ]
+        ids.sort()
+        return ids
 
     def _millis(self) -> str:
         # 13 digits hold every instant from 2001 to 2286 at one width.

@@ -68,7 +68,7 @@ Besides, a write of pages whose request or reply was lost is sent again until it
 where a database raises an error; `heals` is true there. And a push of pages is smaller.
 """
 
-PUSHES = pytest.mark.parametrize("before", [0, 60], ids=["one", "many"])
+PUSHES = pytest.mark.parametrize("before", [0, 60, 450], ids=["one", "many", "in parts"])
 """A push of one message, and of so many that a backend may have another way for them."""
 
 
@@ -166,7 +166,7 @@ async def test_a_message_arrives_as_it_was(backend: QueueBackend, before: int) -
     }
     special = NewMessage(id="x\\t", value=value, max_attempts=7, timeout=1.5, task="a'{b}\\c")
     await backend.push([*new_messages(*range(before)), special])
-    *others, message = await claim(backend, 100, tasks=["", "a'{b}\\c"])
+    *others, message = await claim(backend, before + 1, tasks=["", "a'{b}\\c"])
     assert values(others) == [*range(before)]
     assert {(each.id, each.timeout) for each in others} == {
         (f"id-{n}", None) for n in range(before)
@@ -192,8 +192,9 @@ async def test_queues_are_separate(location: QueueLocation, backend: QueueBacken
 @PUSHES
 async def test_a_push_is_all_or_nothing(backend: QueueBackend, before: int) -> None:
     """If the library refuses a message of the batch, or if there is one twice."""
+    bad = NewMessage(id="y", value={1, 2}, max_attempts=1)
     with pytest.raises(Invalid, match="message"):
-        await backend.push([*new_messages(1), NewMessage(id="y", value={1, 2}, max_attempts=1)])
+        await backend.push([*new_messages(1, *range(10, 10 + before)), bad])
     with pytest.raises(Exception, match=r"(?i)unique"):
         await backend.push(new_messages(*range(before), 1001, 1002, 1001))
     assert await backend.count() == {}
@@ -259,7 +260,7 @@ async def test_a_delayed_message_is_not_claimed_before_its_time(
     location.advance(60)
     assert await claim(backend) == []
     location.advance(60)
-    assert sorted(values(await claim(backend, 100))) == numbers
+    assert sorted(values(await claim(backend, 1_000))) == numbers
 
 
 @PUSHES
@@ -277,7 +278,7 @@ async def test_a_message_for_a_time_is_not_claimed_before_it(
     location.advance(60)
     assert await claim(backend) == []
     location.advance(60)
-    assert sorted(values(await claim(backend, 100))) == numbers
+    assert sorted(values(await claim(backend, 1_000))) == numbers
 
 
 async def test_messages_that_waited_go_first(
@@ -1101,11 +1102,11 @@ async def test_a_push_whose_reply_was_lost_is_found(
     location.faults.lost_requests = 1
     if heals(location):
         await backend.push(new_messages(*second))
-        assert values(await claim(backend, 200)) == [*first, *second]
+        assert values(await claim(backend, 1_000)) == [*first, *second]
         return
     with pytest.raises(OutcomeUnknown):
         await backend.push(new_messages(*second))
-    assert values(await claim(backend, 200)) == first
+    assert values(await claim(backend, 1_000)) == first
 
 
 @pytest.mark.parametrize("move", ["complete", "retry", "release"])

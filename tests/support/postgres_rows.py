@@ -12,7 +12,7 @@ own: the connection receives what it has sent itself.
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -187,13 +187,14 @@ class _Session:
         with self.connection.transaction():
             return run_steps_blocking(self.connection, steps)
 
-    def copy(self, statement: str, rows: bytes, topic: str) -> None:
+    def copy(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         """Add rows at the world's time, and notify."""
         self.changes.clear()
         self.topics.clear()
         self.set_time()
         with self.connection.transaction(), self._cursor.copy(statement.encode()) as copy:
-            copy.write(rows)
+            for part in rows:
+                copy.write(part)
         self.connection.execute("SELECT pg_notify(%s, %s)", [_CHANNEL, topic])
 
     def execute_script(self, script: str) -> None:
@@ -267,11 +268,11 @@ class PostgresRows(SharedRows, PostgresAccess):
         notification = {"channel": self.channel, "topic": topic}
         return self.commit(notifying, {**parameters, **notification}, topic)
 
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         """Add rows for no node, and notify."""
         self.copy(statement, rows, topic)
 
-    def copy(self, statement: str, rows: bytes, topic: str, node: str = "") -> None:
+    def copy(self, statement: str, rows: Iterable[bytes], topic: str, node: str = "") -> None:
         """Add rows, record the messages, and notify; raises as `commit`."""
         try:
             self._session.copy(statement, rows, topic)
@@ -417,7 +418,7 @@ class _PostgresLink(RowLink, PostgresAccess):
         self.wake(topic)
         return rows
 
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         """Add rows when the request arrives, and notify."""
         commit = partial(self._rows.copy, statement, rows, topic, self.node)
         await self.transact(commit, topic)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -168,7 +168,7 @@ class _FaultyPostgres(PostgresAccess):
             lambda: self._inner.run_and_notify(quietly, loudly, parameters, topic), topic
         )
 
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         await self._faults.apply(lambda: self._inner.copy_and_notify(statement, rows, topic), topic)
 
     def wake(self, topic: str) -> None:

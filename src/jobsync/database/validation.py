@@ -175,10 +175,12 @@ class Validator:
         Raises:
             InvalidRecord: lists every invalid field of every record.
         """
-        return _stamp(self.check_many(records, new_ids), now)
+        return _stamp(to_plain_all(self.check_many(records, new_ids)), now)
 
     def check_many(self, records: Sequence[Any], new_ids: Sequence[str]) -> list[dict[str, Json]]:
         """Build the documents of records that are not stored as such, without times.
+
+        They may have values of types that only their text loses, such as tuples.
 
         Raises:
             InvalidRecord: lists every invalid field of every record.
@@ -192,7 +194,7 @@ class Validator:
                 for problem in problems
             )
             documents = [document for document, _ in checked]
-        return to_plain_all(documents)
+        return documents
 
     def build_update(self, current: Json, changes: Any, now: float) -> dict[str, Json]:
         """Build the document that results when changes are merged into a record.

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
+from jobsync.core.codec import to_plain
 from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.backend import NewMessage
@@ -73,7 +74,7 @@ def _read_ttl(options: EnqueueOptions) -> float | None:
 
 def _name(field: str, option: str | Callable[[Any], str] | None, message: NewMessage) -> str | None:
     """Return the group or the key of a message."""
-    name: object = option(message.value) if callable(option) else option
+    name: object = option(to_plain(message.value)) if callable(option) else option
     if name is None:
         return None
     if not isinstance(name, str) or not name or not name.isprintable():

@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import NewMessage
 
-__all__ = ["SharedPush"]
+__all__ = ["LARGEST_SHARED_PUSH", "SharedPush"]
 
-_LARGEST_PUSH = 100
+LARGEST_SHARED_PUSH = 100
 """Larger pushes are sent on their own: others would wait long for them."""
 _MAX_MESSAGES = 1_000
 _MAX_BYTES = 4 * 1024 * 1024
@@ -55,7 +55,7 @@ class SharedPush:
         """Send messages, perhaps with those of others; raise what the sending raises."""
         loop = asyncio.get_running_loop()
         busy = None if self._loop is None or self._loop.is_closed() else self._loop
-        if len(new_messages) > _LARGEST_PUSH or busy not in {None, loop}:
+        if len(new_messages) > LARGEST_SHARED_PUSH or busy not in {None, loop}:
             await self._push(new_messages, payloads)
         elif busy is None:
             self._loop = loop

@@ -28,7 +28,7 @@ JSON and of arrays are left alone, because only the names passed are replaced.
 import re
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -168,12 +168,13 @@ class PostgresAccess(SqlAccess):
         """
 
     @abstractmethod
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         """Add rows and wake those who wait for the topic.
 
         Args:
             statement: a COPY from STDIN.
-            rows: in PostgreSQL's text format; see `escape_copy`.
+            rows: whole rows in PostgreSQL's text format, see `escape_copy`, in parts; read again
+                if the statement is sent again. If they raise, nothing is added.
             topic: the topic to notify; also the place that an unknown outcome names.
         """
 

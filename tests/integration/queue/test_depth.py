@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import sqlite3
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,7 +119,7 @@ class Counting(PostgresAccess):
     ) -> list[Any]:
         return await self._inner.run_and_notify(quietly, loudly, parameters, topic)
 
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         await self._inner.copy_and_notify(statement, rows, topic)
 
     def wake(self, topic: str) -> None:

@@ -441,8 +441,13 @@ async def test_an_error_that_ends_the_connection_is_no_refusal(url: str, connect
     with psycopg.connect(url) as admin:
         admin.execute("CREATE TABLE copied (n integer)")
     with pytest.raises(ReplyLost):
-        await store._pool.copy(f"COPY copied FROM STDIN; {end}", b"1\n")
+        await store._pool.copy(f"COPY copied FROM STDIN; {end}", [b"1\n"])
     assert await store._pool.run("SELECT n FROM copied") == []
+
+
+def _fail_after(part: bytes) -> Iterator[bytes]:
+    yield part * 100_000
+    raise LookupError("no more")
 
 
 async def test_a_copy_adds_all_rows_or_none(url: str, connect: Connect) -> None:
@@ -451,12 +456,15 @@ async def test_a_copy_adds_all_rows_or_none(url: str, connect: Connect) -> None:
     with psycopg.connect(url) as admin:
         admin.execute("CREATE TABLE copied (n integer PRIMARY KEY, text text)")
     long = "x" * 3_000_000
-    await store._pool.copy("COPY copied FROM STDIN", f"1\t{long}\n2\t\\\\N\n".encode())
+    parts = [f"1\t{long}\n".encode(), b"2\t\\\\N\n"]
+    await store._pool.copy("COPY copied FROM STDIN", parts)
     for rows, after in ((b"3\ta\n2\tb\n", ""), (b"x\ty\n", ""), (b"4\tc\n", "; SELECT 1/0")):
         with pytest.raises((Misconfigured, MalformedJson)):
-            await store._pool.copy(f"COPY copied FROM STDIN{after}", rows)
+            await store._pool.copy(f"COPY copied FROM STDIN{after}", [rows])
     with pytest.raises(Misconfigured, match="lacks a table"):
-        await store._pool.copy("COPY nowhere FROM STDIN", b"")
+        await store._pool.copy("COPY nowhere FROM STDIN", [])
+    with pytest.raises(LookupError, match="no more"):
+        await store._pool.copy("COPY copied FROM STDIN", _fail_after(b"5\td\n"))
     stored = await store._pool.run("SELECT n, text FROM copied ORDER BY n")
     assert stored == [(1, long), (2, r"\N")]
 

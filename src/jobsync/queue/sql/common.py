@@ -8,12 +8,11 @@ claims were settled.
 import itertools
 import sys
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.codec import encode_all
 from jobsync.core.messages import LIVE, MessageState
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import (
@@ -34,7 +33,6 @@ from jobsync.queue.arguments import (
     check_states,
 )
 from jobsync.queue.backend import (
-    MAX_MESSAGE,
     ClaimResult,
     EndedClaim,
     Message,
@@ -49,7 +47,7 @@ from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.shared_push import SharedPush
 from jobsync.queue.sql.joined_connections import unwrap_connection
-from jobsync.queue.sql.message_rows import ClaimedRow, read_infos, read_message
+from jobsync.queue.sql.message_rows import ClaimedRow, encode_payloads, read_infos, read_message
 from jobsync.queue.sql.placed_push import PlacedPush
 from jobsync.queue.sql.single_message import SqlMessageOperations
 from jobsync.stores.corruption_log import CorruptionLog
@@ -62,6 +60,7 @@ __all__ = [
     "ClaimRequest",
     "ClaimedRows",
     "SqlBackend",
+    "check_batch",
 ]
 
 MAX_BATCH = 10_000
@@ -141,7 +140,8 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
-        payloads = _encode(new_messages)
+        check_batch(new_messages)
+        payloads = encode_payloads(new_messages)
         if not are_plain(new_messages):
             try:
                 return await self._placed_push.push(new_messages, payloads)
@@ -154,9 +154,12 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
     async def _push_and_check(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
+        await self._send(new_messages, self._push(new_messages, payloads))
+
+    async def _send(self, new_messages: Sequence[NewMessage], sending: Awaitable[None]) -> None:
         """Add messages; if the reply is lost, look whether they have arrived."""
         try:
-            await self._push(new_messages, payloads)
+            await sending
         except OutcomeUnknown as unknown:
             # Missing messages may still arrive, or may be gone already: never send them again.
             if not await self._has_arrived([message.id for message in new_messages]):
@@ -169,7 +172,9 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         driver_connection = unwrap_connection(connection)
         if not new_messages:
             return {}
-        return await self._push_within(driver_connection, new_messages, _encode(new_messages))
+        check_batch(new_messages)
+        payloads = encode_payloads(new_messages)
+        return await self._push_within(driver_connection, new_messages, payloads)
 
     async def claim(
         self,
@@ -432,8 +437,12 @@ def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
         yield from split_pages(ids, _REDRIVE_BATCH)
 
 
-def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
+def check_batch(new_messages: Sequence[NewMessage]) -> None:
+    """Check that messages can be pushed at once.
+
+    Raises:
+        Invalid: there are too many.
+    """
     if len(new_messages) > MAX_BATCH:
         size = f"{len(new_messages):,} messages"
         raise Invalid("messages", size, f"must be {MAX_BATCH:,} or fewer", "push in parts")
-    return encode_all([each.value for each in new_messages], "message", limit=MAX_MESSAGE)

@@ -9,15 +9,23 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY
-from jobsync.core.codec import decode
+from jobsync.core.codec import decode, encode_all
 from jobsync.core.messages import LONGEST_ERROR, MessageState, shorten_error
 from jobsync.errors import Corrupt
-from jobsync.queue.backend import Failure, Message, MessageInfo, Receipt
+from jobsync.queue.backend import (
+    MAX_MESSAGE,
+    Failure,
+    Message,
+    MessageInfo,
+    NewMessage,
+    Receipt,
+)
 from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = [
     "ClaimedRow",
     "encode_error",
+    "encode_payloads",
     "find_stored_states",
     "keep_latest",
     "read_infos",
@@ -31,6 +39,16 @@ _MAX_DELIVERIES = 2**31 - 1
 _MAX_ERRORS, _KEPT_ERRORS = 400_000, 200_000
 """The size of a message's errors from which only the latest are kept, and the size of these: each
 new one rewrites the row, and a row has an end."""
+
+
+def encode_payloads(new_messages: Sequence[NewMessage]) -> list[bytes]:
+    """Return the contents of messages as JSON.
+
+    Raises:
+        Invalid: one is not JSON, or too large.
+    """
+    return encode_all([each.value for each in new_messages], "message", limit=MAX_MESSAGE)
+
 
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode

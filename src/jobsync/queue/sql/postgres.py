@@ -27,15 +27,18 @@ from jobsync.queue.backend import EndedClaim, NewMessage, Receipt, Settlement
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.message import are_plain
 from jobsync.queue.settings import QueueOrder
+from jobsync.queue.shared_push import LARGEST_SHARED_PUSH
 from jobsync.queue.sql.claims import MAX_CLAIM_BYTES, UnsettledClaims
 from jobsync.queue.sql.common import (
     MAX_BATCH,
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
+    check_batch,
 )
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.message_rows import encode_error, find_stored_states
+from jobsync.queue.sql.postgres_copy import CopyRows
 from jobsync.queue.sql.postgres_forgetting import PostgresForgetting
 from jobsync.queue.sql.postgres_messages import build_results
 from jobsync.queue.sql.postgres_places import (
@@ -49,7 +52,7 @@ from jobsync.queue.sql.postgres_places import (
 )
 from jobsync.queue.sql.postgres_statements import build_copy, fill_in_schema
 from jobsync.queue.sql.postgres_transactions import PostgresTransactions
-from jobsync.stores.sql import PostgresAccess, Steps, as_array, escape_copy
+from jobsync.stores.sql import PostgresAccess, Steps, as_array
 
 __all__ = ["PostgresBackend"]
 
@@ -75,9 +78,6 @@ _MAX_PROMOTED = 1_000
 
 _MAX_GROUPED = 1_000
 """How many claims with groups are remembered."""
-
-_NULL = r"\N"
-_BACKSLASH, _ESCAPED = "\\", r"\\"
 
 
 class _ScanState(msgspec.Struct):
@@ -113,7 +113,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         self._places = PostgresPlaces(queue, self._sql, limits.group_concurrency)
         self._grouped: dict[str, None] = {}
         """The latest claims of this process with groups."""
-        self._copy = build_copy(access.schema)
+        self._copy_statement = build_copy(access.schema)
         self._scans: defaultdict[tuple[Any, bool], _ScanState] = defaultdict(_ScanState)
         """By the tasks of the claims."""
         self._unsettled = UnsettledClaims()
@@ -121,17 +121,26 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             access, self._sql, self.topic, self._unsettled, self._places, self._grouped, limits
         )
 
+    async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
+        """Add messages, all or none, except those whose keys others hold."""
+        if len(new_messages) <= LARGEST_SHARED_PUSH or not _can_copy(new_messages):
+            return await super().push(new_messages)
+        check_batch(new_messages)
+        await self._send(new_messages, self._copy(CopyRows(self.queue, new_messages)))
+        return {}
+
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
-        is_delayed = any(each.delay or each.at is not None for each in new_messages)
-        if len(new_messages) >= _MIN_COPY and not is_delayed:
-            rows = self._build_rows(new_messages, payloads)
-            await self._access.copy_and_notify(self._copy, rows, self.topic)
+        if len(new_messages) >= _MIN_COPY and _can_copy(new_messages):
+            await self._copy(CopyRows(self.queue, new_messages, payloads))
             return
         parameters = self._build_parameters(new_messages, payloads)
         name = "push_one" if len(new_messages) == 1 else "push"
         await self._access.run_and_notify(
             self._sql[name], self._sql[f"{name}_and_notify"], parameters, self.topic
         )
+
+    async def _copy(self, rows: CopyRows) -> None:
+        await self._access.copy_and_notify(self._copy_statement, rows, self.topic)
 
     async def _place(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
@@ -200,22 +209,6 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             "timeouts": as_array([message.timeout for message in new_messages]),
             "tasks": as_array([message.task for message in new_messages]),
         }
-
-    def _build_rows(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
-        """Return the rows of a COPY."""
-        queue = escape_copy(self.queue)
-        tasks = {
-            each.task: f"{escape_copy(each.task)}\t{each.format}"
-            for each in {message.task: message for message in new_messages}.values()
-        }
-        # A ready message has no due time. Of the characters to escape, JSON has only backslashes.
-        rows = [
-            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\t"
-            f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
-            f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
-            for message, payload in zip(new_messages, payloads, strict=True)
-        ]
-        return "".join(rows).encode()
 
     async def _exists(self, ids: Sequence[str]) -> bool:
         ((exists,),) = await self._run("exists", find_ids(ids))
@@ -442,3 +435,10 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             return await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             raise Unavailable(self.topic, unknown.detail) from unknown
+
+
+def _can_copy(new_messages: Sequence[NewMessage]) -> bool:
+    """Whether messages can be added by a COPY: all can be claimed at once."""
+    return are_plain(new_messages) and not any(
+        each.delay or each.at is not None for each in new_messages
+    )

@@ -15,6 +15,7 @@ secret of the URL.
 import asyncio
 import os
 import select
+from collections.abc import Iterable
 from typing import Any, LiteralString, TypeVar
 from weakref import finalize
 
@@ -167,8 +168,10 @@ class PostgresConnection(AsyncConnection[TupleRow]):
         self._start_timer()
         await self.execute(command)
 
-    async def copy(self, statement: str, rows: bytes) -> None:
+    async def copy(self, statement: str, rows: Iterable[bytes]) -> None:
         """Run a COPY of these rows, and what follows it in the statement, as one transaction.
+
+        What the rows raise is raised, and then this must be closed, which undoes the statement.
 
         Raises:
             TimeoutError: no answer came within `statement_timeout` seconds.
@@ -284,15 +287,17 @@ class PostgresConnection(AsyncConnection[TupleRow]):
             self._result.exception()
 
 
-def _copy_rows(connection: PGconn, statement: bytes, rows: bytes) -> PQGen[None]:
+def _copy_rows(connection: PGconn, statement: bytes, rows: Iterable[bytes]) -> PQGen[None]:
     """The exchange of a COPY. Nothing is written if it ends early."""
     connection.send_query(statement)
     _check_results((yield from generators.execute(connection)))
-    view = memoryview(rows)
-    for start in range(0, len(rows), _COPY_PART):
-        # It refuses what it has no memory for until more is sent.
-        while not connection.put_copy_data(view[start : start + _COPY_PART]):
-            yield from generators.send(connection)
+    # The server stores a part while the next one is built.
+    for part in rows:
+        view = memoryview(part)
+        for start in range(0, len(part), _COPY_PART):
+            # It refuses what it has no memory for until more is sent.
+            while not connection.put_copy_data(view[start : start + _COPY_PART]):
+                yield from generators.send(connection)
     while not connection.put_copy_end():
         yield from generators.send(connection)
     _check_results((yield from generators.execute(connection)))

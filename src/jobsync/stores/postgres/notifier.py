@@ -242,7 +242,7 @@ class PoolAccess(PostgresAccess):
             notification = {"channel": self.channel, "topic": topic}
             return await self.run(notifying, {**parameters, **notification}, topic)
 
-    async def copy_and_notify(self, statement: str, rows: bytes, topic: str) -> None:
+    async def copy_and_notify(self, statement: str, rows: Iterable[bytes], topic: str) -> None:
         """Run a COPY and wake those who wait for the topic, at once or soon."""
         with self._notifying(topic) as is_due:
             if is_due:

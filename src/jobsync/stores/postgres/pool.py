@@ -16,7 +16,7 @@ hold them up: they get another connection in place of its own, which is closed a
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -238,8 +238,11 @@ class PostgresPool:
         """Run statements in one transaction; raises as `run`."""
         return await self._repeat(lambda connection: connection.run_steps(build()))
 
-    async def copy(self, statement: str, rows: bytes) -> None:
-        """Run a COPY of these rows, and what follows it in the statement; raises as `run`."""
+    async def copy(self, statement: str, rows: Iterable[bytes]) -> None:
+        """Run a COPY of these rows, and what follows it in the statement; raises as `run`.
+
+        The rows are read again if the statement is sent again.
+        """
         await self._repeat(lambda connection: connection.copy(statement, rows))
 
     async def release(self, connection: PostgresConnection) -> None:

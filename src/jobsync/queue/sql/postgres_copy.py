@@ -1,0 +1,57 @@
+"""Many new messages as the rows of one COPY."""
+
+from collections.abc import Iterator, Sequence
+
+from jobsync.queue.backend import NewMessage
+from jobsync.queue.sql.message_rows import encode_payloads
+from jobsync.stores.sql import escape_copy
+
+__all__ = ["CopyRows"]
+
+_PART = 200
+"""How many messages are sent at a time: the server stores them while the next are encoded."""
+
+_NULL = r"\N"
+_BACKSLASH, _ESCAPED = "\\", r"\\"
+
+
+class CopyRows:
+    """New messages as rows, built anew in each iteration.
+
+    Args:
+        queue: the name of their queue.
+        new_messages: messages without a delay.
+        payloads: theirs; None to encode them with their rows, which may raise Invalid.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        new_messages: Sequence[NewMessage],
+        payloads: Sequence[bytes] | None = None,
+    ) -> None:
+        self._queue = escape_copy(queue)
+        self._new_messages = new_messages
+        self._payloads = payloads
+        self._tasks = {
+            each.task: f"{escape_copy(each.task)}\t{each.format}"
+            for each in {message.task: message for message in new_messages}.values()
+        }
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self._new_messages), _PART):
+            part = slice(start, start + _PART)
+            new_messages = self._new_messages[part]
+            payloads = self._payloads and self._payloads[part]
+            yield self._build_part(new_messages, payloads or encode_payloads(new_messages))
+
+    def _build_part(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
+        queue, tasks = self._queue, self._tasks
+        # A ready message has no due time. Of the characters to escape, JSON has only backslashes.
+        rows = [
+            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\t"
+            f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
+            f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
+            for message, payload in zip(new_messages, payloads, strict=True)
+        ]
+        return "".join(rows).encode()
