@@ -38,7 +38,6 @@ from jobsync.queue.sql.common import (
 )
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.message_rows import encode_error, find_stored_states
-from jobsync.queue.sql.postgres_copy import CopyRows
 from jobsync.queue.sql.postgres_forgetting import PostgresForgetting
 from jobsync.queue.sql.postgres_messages import build_results
 from jobsync.queue.sql.postgres_places import (
@@ -50,6 +49,7 @@ from jobsync.queue.sql.postgres_places import (
     run_steps,
     run_steps_blocking,
 )
+from jobsync.queue.sql.postgres_push import CopyRows, build_parameters
 from jobsync.queue.sql.postgres_statements import build_copy, fill_in_schema
 from jobsync.queue.sql.postgres_transactions import PostgresTransactions
 from jobsync.stores.sql import PostgresAccess, Steps, as_array
@@ -133,7 +133,7 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         if len(new_messages) >= _MIN_COPY and _can_copy(new_messages):
             await self._copy(CopyRows(self.queue, new_messages, payloads))
             return
-        parameters = self._build_parameters(new_messages, payloads)
+        parameters = build_parameters(self.queue, new_messages, payloads)
         name = "push_one" if len(new_messages) == 1 else "push"
         await self._access.run_and_notify(
             self._sql[name], self._sql[f"{name}_and_notify"], parameters, self.topic
@@ -178,37 +178,11 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             yield self._sql["notify_topic"], notification
             return holders
         name = "push_one_and_notify" if len(new_messages) == 1 else "push_and_notify"
-        yield self._sql[name], {**self._build_parameters(new_messages, payloads), **notification}
+        yield (
+            self._sql[name],
+            {**build_parameters(self.queue, new_messages, payloads), **notification},
+        )
         return {}
-
-    def _build_parameters(
-        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
-    ) -> dict[str, Any]:
-        """Return the parameters of a push of one message, or of many."""
-        if len(new_messages) == 1:
-            (message,), (payload,) = new_messages, payloads
-            return {
-                "queue": self.queue,
-                "id": message.id,
-                "payload": payload.decode(),
-                "delay": float(message.delay),
-                "at": message.at,
-                "max_attempts": message.max_attempts,
-                "timeout": message.timeout,
-                "task": message.task,
-                "lane": message.lane,
-                "format": message.format,
-            }
-        return {
-            "queue": self.queue,
-            "ids": as_array([message.id for message in new_messages]),
-            "payloads": as_array([payload.decode() for payload in payloads]),
-            "delays": as_array([float(message.delay) for message in new_messages]),
-            "times": as_array([message.at for message in new_messages]),
-            "max_attempts": as_array([message.max_attempts for message in new_messages]),
-            "timeouts": as_array([message.timeout for message in new_messages]),
-            "tasks": as_array([message.task for message in new_messages]),
-        }
 
     async def _exists(self, ids: Sequence[str]) -> bool:
         ((exists,),) = await self._run("exists", find_ids(ids))

@@ -1,18 +1,49 @@
-"""Many new messages as the rows of one COPY."""
+"""New messages as PostgreSQL takes them: parameters of an INSERT, or rows of a COPY."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jobsync.queue.backend import NewMessage
 from jobsync.queue.sql.message_rows import encode_payloads
-from jobsync.stores.sql import escape_copy
+from jobsync.stores.sql import as_array, escape_copy
 
-__all__ = ["CopyRows"]
+__all__ = ["CopyRows", "build_parameters"]
 
 _PART = 200
 """How many messages are sent at a time: the server stores them while the next are encoded."""
 
 _NULL = r"\N"
 _BACKSLASH, _ESCAPED = "\\", r"\\"
+
+
+def build_parameters(
+    queue: str, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+) -> dict[str, Any]:
+    """Return the parameters of a push of one message, or of many."""
+    if len(new_messages) == 1:
+        (message,), (payload,) = new_messages, payloads
+        return {
+            "queue": queue,
+            "id": message.id,
+            "payload": payload.decode(),
+            "delay": float(message.delay),
+            "at": message.at,
+            "max_attempts": message.max_attempts,
+            "timeout": message.timeout,
+            "task": message.task,
+            "lane": message.lane,
+            "format": message.format,
+        }
+    return {
+        "queue": queue,
+        "ids": as_array([message.id for message in new_messages]),
+        "payloads": as_array([payload.decode() for payload in payloads]),
+        "delays": as_array([float(message.delay) for message in new_messages]),
+        "times": as_array([message.at for message in new_messages]),
+        "max_attempts": as_array([message.max_attempts for message in new_messages]),
+        "timeouts": as_array([message.timeout for message in new_messages]),
+        "tasks": as_array([message.task for message in new_messages]),
+    }
 
 
 class CopyRows:
