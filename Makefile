@@ -56,6 +56,8 @@ docs: .venv-docs/.ready ## the documentation as a site in site/; ARGS=serve show
 	@$(or $(PYTHON),python3) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@.venv-docs/bin/python -m pip install --quiet --group docs
+	@cd .venv-docs && (npm pack --silent mermaid@11 && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js) > /dev/null 2>&1 \
+	  || echo "docs: without npm, the diagrams of the site are drawn only by browsers that can reach unpkg.com"
 	@touch $@
 
 demo: setup ## a fleet of processes on this machine, whose leader is killed; ARGS="--url URL --workers 4 --seconds 30 --keep"

@@ -1,4 +1,4 @@
-"""Pages of the site that are not in `docs/`: README, changelog, guides for contributors.
+"""What the site has that is not in `docs/`: README, changelog, guides, and what draws diagrams.
 
 A hook of MkDocs (`mkdocs.yml`). The files are shown where they are: nothing is copied, and their
 links, which are relative to the repository, lead to the pages of the site.
@@ -19,6 +19,9 @@ OUTSIDE = {
 }
 """The page of each file outside `docs/`."""
 
+MERMAID = ROOT / ".venv-docs" / "package" / "dist" / "mermaid.min.js"
+"""Draws the diagrams, if npm could fetch it: so the site makes no requests to other servers."""
+
 _INSIDE = {page: file for file, page in OUTSIDE.items()}
 _links = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 
@@ -29,6 +32,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for file, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / file)))
+    if MERMAID.exists():
+        files.append(File.generated(config, MERMAID.name, abs_src_path=str(MERMAID)))
+        config["extra_javascript"].append(MERMAID.name)
     return files
 
 
