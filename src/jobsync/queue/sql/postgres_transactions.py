@@ -26,7 +26,7 @@ from jobsync.queue.sql.claims import UnsettledClaims
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.postgres_places import PostgresPlaces, build_columns
 from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
-from jobsync.stores.sql import Parameters, PostgresAccess, Steps
+from jobsync.stores.sql import Parameters, PostgresAccess, Steps, UserConnections
 from jobsync.user_code import UserThreads
 
 __all__ = ["PostgresTransactions"]
@@ -179,20 +179,27 @@ class PostgresTransactions(TransactionBackend):
         self._limits = limits
 
     async def begin(self, limit: float, *, is_blocking: bool) -> OpenTransaction:
-        """Open a connection and begin."""
+        """Open a connection and begin.
+
+        Raises:
+            Invalid: the store opens no connections for users.
+        """
+        connections = self.access.user_connections
+        if connections is None:
+            problem = "has no transactions: its store opens no connections for users"
+            raise Invalid("queue", self._topic, problem, "open the database by its URL")
+        begin = self._begin_blocking if is_blocking else self._begin
         try:
             async with asyncio.timeout(_OPENING_TIME):
-                if is_blocking:
-                    return await self._begin_blocking(limit)
-                return await self._begin(limit)
+                return await begin(connections, limit)
         except TimeoutError as error:
             reason = f"no transaction began within {_OPENING_TIME:g} s"
             raise Unavailable(self._topic, reason) from error
         except psycopg.Error as error:
             raise Unavailable(self._topic, f"no transaction could begin: {error}") from error
 
-    async def _begin(self, limit: float) -> OpenTransaction:
-        connection = await self.access.open_user_connection()
+    async def _begin(self, connections: UserConnections, limit: float) -> OpenTransaction:
+        connection = await connections.open_user_connection()
         try:
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             block = connection.transaction()
@@ -203,9 +210,9 @@ class PostgresTransactions(TransactionBackend):
             await connection.close()
             raise
 
-    async def _begin_blocking(self, limit: float) -> OpenTransaction:
+    async def _begin_blocking(self, connections: UserConnections, limit: float) -> OpenTransaction:
         def begin() -> tuple[Any, Any, str]:
-            connection = self.access.open_blocking_connection()
+            connection = connections.open_blocking_connection()
             try:
                 connection.isolation_level = IsolationLevel.READ_COMMITTED
                 block = connection.transaction()

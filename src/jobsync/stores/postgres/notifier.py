@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from psycopg import AsyncConnection, Connection
-from psycopg.rows import TupleRow
 from psycopg.sql import quote
 
 from jobsync.components import Components
@@ -211,6 +209,7 @@ class PoolAccess(PostgresAccess):
     def __init__(self, pool: PostgresPool, notifier: Notifier, schema: str) -> None:
         self.schema = schema
         self.channel = notifier.channel
+        self.user_connections = pool
         self._pool = pool
         self.notifier = notifier
 
@@ -223,14 +222,6 @@ class PoolAccess(PostgresAccess):
         """Run statements in one transaction, and return their result."""
         with _public_errors(place):
             return await self._pool.run_steps(build)
-
-    async def open_user_connection(self) -> AsyncConnection[TupleRow]:
-        """Open a connection for the user's SQL."""
-        return await self._pool.open_user_connection()
-
-    def open_blocking_connection(self) -> Connection[TupleRow]:
-        """Open a connection for the user's SQL in a plain function."""
-        return self._pool.open_blocking_connection()
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str
