@@ -274,9 +274,14 @@ class _PendingCall(Generic[T]):
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Set the error and wake the caller."""
-        # Nothing happens to one that has ended; one that never began must not be left so.
-        self.work.close()
+        """Set the error and wake the caller, unless it was woken before."""
+        if self.outcome is not None:
+            # A task of a loop that is gone ends when it is freed: the pipe is another caller's.
+            return
+        # Nothing happens to one that has ended; one that never began must not be left so. Whatever
+        # it raises at its end, its caller waits, and others do after it.
+        with suppress(Exception):
+            self.work.close()
         self.outcome = error
         self._wake()
 
