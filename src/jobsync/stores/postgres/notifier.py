@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from psycopg.sql import quote
 
 from jobsync.components import Components
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.listener import Listener
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
@@ -25,6 +26,7 @@ __all__ = ["Notifier", "PoolAccess"]
 
 T = TypeVar("T")
 
+_BACKOFF = ExponentialBackoff(first=0.1, longest=1.0)
 _COOLDOWN = 0.05
 _POLL_INTERVAL = 0.5
 _MAX_COOLDOWNS = 1000
@@ -100,7 +102,9 @@ class Notifier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._deferred:
-            await self._notify()
+            # Waiters poll, too.
+            with suppress(ReplyLost, Misconfigured, Unavailable):
+                await self._notify()
         self._wake_all()
 
     def _start_cooldown(self, topics: Iterable[str], now: float) -> None:
@@ -110,16 +114,25 @@ class Notifier:
         ends.update(dict.fromkeys(topics, now + _COOLDOWN))
 
     async def _notify_deferred(self) -> None:
+        failures = 0
         while self._deferred:
-            await self._clock.sleep(_COOLDOWN)
-            await self._notify()
+            await self._clock.sleep(_COOLDOWN + _BACKOFF.limit(failures))
+            topics = self._deferred
+            try:
+                await self._notify()
+                failures = 0
+            except Misconfigured:
+                # The next statement raises it.
+                return
+            except (ReplyLost, Unavailable):
+                # Waiters would find out at their next poll, which may be half a minute away.
+                self._deferred |= topics
+                failures += 1
 
     async def _notify(self) -> None:
         topics, self._deferred = self._deferred, set()
         self._start_cooldown(topics, self._clock.mono().seconds)
-        # Waiters poll too; the next statement raises if something is wrong.
-        with suppress(ReplyLost, Misconfigured, Unavailable):
-            await self._pool.run(_NOTIFY, [self.channel, list(topics)])
+        await self._pool.run(_NOTIFY, [self.channel, list(topics)])
 
     async def _listen(self) -> None:
         """Pass on the notifications that this process receives, until cancelled."""
