@@ -229,7 +229,7 @@ def test_a_type_has_a_schema_that_accepts_its_objects(
         (Mail, Mail(to="a", sentAt=OLD), "Mail has the UTC offset 0:53:28"),
         (Order, Gift(1), "Order is .*Gift, and would be read back as .*Order without card"),
         (Wide, msgspec.structs.replace(WIDE, homes=[Flat("a")]), "is .*Flat, .* without floor"),
-        (Mail, Letter(to="a"), "is .*Letter, .* without stamp"),
+        (Mail, Letter(to="a", sentAt=None), "is .*Letter, .* without stamp"),
     ],
 )
 def test_what_is_not_of_the_type_is_refused(kind: type[Any], value: Any, reason: str) -> None:
