@@ -35,6 +35,7 @@ from jobsync.queue import transaction_backend
 from jobsync.queue.context import BlockingContext
 from jobsync.queue.sql import postgres_transactions, sqlite_transactions
 from jobsync.queue.sql.guarded_connection import GuardedConnection
+from jobsync.queue.sql.guarded_cursors import check_statement
 from jobsync.queue.transaction_backend import OpenTransaction, TransactionBackend
 
 Handler = Callable[..., Any]
@@ -286,6 +287,14 @@ async def enter_connection(connection: Any) -> None:
             pass
 
 
+async def commit_in_a_script(connection: Any) -> None:
+    """Commit among other statements; what follows is refused on PostgreSQL, too."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.executescript("SELECT 1")
+    await connection.execute("SELECT 1; COMMIT")
+    await connection.execute(_ADD["postgres"], ["later"])
+
+
 async def ignore_the_refusal(connection: Any) -> None:
     """Roll back by the driver's method, and go on after the error."""
     if not isinstance(connection, sqlite3.Connection):
@@ -314,6 +323,7 @@ async def fail_quietly(connection: Any) -> None:
         roll_back_and_begin,
         commit_by_method,
         enter_connection,
+        commit_in_a_script,
         ignore_the_refusal,
         close,
     ],
@@ -324,7 +334,7 @@ async def test_a_handler_that_ends_the_transaction_fails(
 ) -> None:
     """With an error that says so; the message was not completed, and nothing was written.
 
-    On PostgreSQL, SQL that commits is noticed afterwards only.
+    On PostgreSQL, a COMMIT among other statements is noticed afterwards only.
     """
 
     async def handle(_: Document, context: Context) -> None:
@@ -338,7 +348,7 @@ async def test_a_handler_that_ends_the_transaction_fails(
         errors = await read_errors(queue)
         assert "context.transaction()" in errors or "forbidden within a Transaction" in errors
         assert await queue.count("completed") == 0
-        is_late = effects.kind == "postgres" and act is commit
+        is_late = effects.kind == "postgres" and act is commit_in_a_script
         assert len(effects.read()) == is_late
 
 
@@ -941,6 +951,38 @@ def test_a_statement_after_an_interrupted_one_is_refused(
     assert refused == ["attempt to write after the time of the transaction"] * 6
     with closing(sqlite3.connect(tmp_path / "app.db")) as other:
         assert other.execute("SELECT * FROM effects").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_refused"),
+    [
+        ("COMMIT", True),
+        (b"commit and chain", True),
+        (sql.SQL("END"), True),
+        ("/* a */ -- b\n ; Rollback", True),
+        ("ABORT", True),
+        ("PREPARE  TRANSACTION 'a'", True),
+        ("/* */ " * 2000 + "COMMIT", True),
+        ("/* */ " * 2000 + "SELECT 1", False),
+        ("ROLLBACK TO a", False),
+        ("rollback transaction to savepoint a", False),
+        ("COMMITTED", False),
+        ("SELECT 'COMMIT'", False),
+        ("PREPARE a AS SELECT 1", False),
+        ("-- COMMIT\nSELECT 1", False),
+    ],
+)
+def test_sql_that_ends_a_transaction_is_refused_on_postgresql(
+    statement: Any, *, is_refused: bool
+) -> None:
+    """Before it is sent."""
+    cursor = Mock(connection=SimpleNamespace(info=SimpleNamespace(transaction_status=2)))
+    cursor.pgconn = cursor.connection.pgconn = None
+    if is_refused:
+        with pytest.raises(Invalid, match=r"^connection must not end .* was refused.*Leave the"):
+            check_statement(statement, cursor)
+    else:
+        check_statement(statement, cursor)
 
 
 def test_nothing_but_its_owner_ends_a_transaction(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-from jobsync.errors import Invalid
+from jobsync.queue.transaction_backend import build_ended_error, build_refusal
 
-__all__ = ["GuardedConnection", "build_ended_error"]
+__all__ = ["GuardedConnection"]
 
+_DRIVER = "sqlite3"
 _INTERRUPT_INTERVAL = 0.05
 _CURSORS = 100
 """How many cursors are noted before those that are gone are forgotten."""
@@ -105,7 +106,7 @@ class GuardedConnection(sqlite3.Connection):
             self._is_guarded = False
             super().set_authorizer(None)
         if self._refused:
-            raise _build_refusal(self._refused)
+            raise build_refusal(_DRIVER, self._refused)
 
     def set_authorizer(self, authorizer_callback: Callable[..., int] | None) -> None:
         """Let a function of the handler's decide about all else."""
@@ -131,12 +132,12 @@ class GuardedConnection(sqlite3.Connection):
             if self.is_cut:
                 raise sqlite3.OperationalError("attempt to write after the time of the transaction")
             if self._is_guarded and not self.in_transaction:
-                raise build_ended_error("a statement has rolled it back")
+                raise build_ended_error(_DRIVER, "a statement has rolled it back")
             try:
                 yield
             except sqlite3.DatabaseError as error:
                 if self._refused and error.sqlite_errorcode == sqlite3.SQLITE_AUTH:
-                    raise _build_refusal(self._refused) from error
+                    raise build_refusal(_DRIVER, self._refused) from error
                 raise
 
     def cursor(self, factory: Any = GuardedCursor) -> Any:
@@ -180,7 +181,7 @@ class GuardedConnection(sqlite3.Connection):
         with self._in_use:
             if self._is_guarded:
                 self._refused = "with connection:"
-                raise _build_refusal(self._refused)
+                raise build_refusal(_DRIVER, self._refused)
         return super().__enter__()
 
     def cut(self) -> None:
@@ -219,19 +220,3 @@ class GuardedConnection(sqlite3.Connection):
                 cursor.close()
         self.set_progress_handler(None, 0)
         super().set_authorizer(None)
-
-
-def build_ended_error(reason: str) -> Invalid:
-    """Return the error of a transaction that no longer exists."""
-    problem = f"has no transaction of the block any more ({reason})"
-    fix = "leave COMMIT, ROLLBACK and close() to context.transaction()"
-    return Invalid("connection", "sqlite3", problem, fix)
-
-
-def _build_refusal(statement: str) -> Invalid:
-    problem = f"must not end the transaction of the block ({statement} was refused)"
-    fix = (
-        "leave the block of context.transaction() to commit, raise to roll back, and run the "
-        "statements of a script one by one instead of executescript()"
-    )
-    return Invalid("connection", "sqlite3", problem, fix)

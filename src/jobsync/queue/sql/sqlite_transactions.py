@@ -17,11 +17,16 @@ from jobsync.core.codec import Json
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt, Settlement
 from jobsync.queue.sql.claims import UnsettledClaims
-from jobsync.queue.sql.guarded_connection import GuardedConnection, build_ended_error
+from jobsync.queue.sql.guarded_connection import GuardedConnection
 from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error
 from jobsync.queue.sql.sqlite_claims import complete_claim, settle_claim
 from jobsync.queue.sql.sqlite_places import SQL
-from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import (
+    ClaimOutcome,
+    OpenTransaction,
+    TransactionBackend,
+    build_ended_error,
+)
 from jobsync.stores.sql import SqliteAccess
 from jobsync.stores.threads import ThreadPool
 
@@ -73,7 +78,7 @@ class _SqliteTransaction(OpenTransaction):
         try:
             await self._threads.run(_check, self.connection)
         except sqlite3.Error as error:
-            raise build_ended_error(str(error)) from error
+            raise build_ended_error("sqlite3", str(error)) from error
 
     async def commit(self) -> None:
         """Commit it."""
