@@ -43,6 +43,7 @@ class LoopCalls:
         self._loop = loop
         self._build_end_error = build_end_error
         self._pipe = _WakeupPipe()
+        os.set_blocking(self._pipe.reader, False)
         self._queued: deque[_PendingCall[Any]] = deque()
         # The loop keeps only weak references to tasks.
         self._running: dict[_PendingCall[Any], asyncio.Task[None]] = {}
@@ -121,7 +122,9 @@ class LoopCalls:
 
     def _start_calls(self) -> None:
         # The pipe first, then the queue: a call that comes in between wakes the loop again.
-        self._pipe.wait()
+        # A loop that Ctrl-C or an exit has interrupted, and that runs on, may come here twice.
+        with suppress(BlockingIOError):
+            self._pipe.wait()
         while self._queued:
             self._start(self._queued.popleft())
 

@@ -159,6 +159,25 @@ async def test_every_caller_gets_an_error_however_the_loop_ends(
     close_loop()
 
 
+async def test_a_loop_that_is_woken_twice_for_one_call_goes_on() -> None:
+    """As one that was interrupted between the two. Found: it waited for another call for ever."""
+    background = Background("test", _build_error)
+    calls = background._calls
+
+    def start_twice() -> None:
+        calls._start_calls()
+        calls._start_calls()
+
+    background.post(background._loop.remove_reader, calls._pipe.reader)
+    call = asyncio.create_task(calls.run(asyncio.sleep(0, "done")))
+    await until(lambda: calls._queued, "the call waits", LONG)
+    background.post(start_twice)
+    done, _ = await asyncio.wait([call], timeout=LONG)
+    calls._pipe.wake()
+    await asyncio.to_thread(background.stop)
+    assert [task.result() for task in done] == ["done"]
+
+
 def test_every_caller_gets_its_own_result(background: Background) -> None:
     """With many calls at once, whichever ends first."""
 
