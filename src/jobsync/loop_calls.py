@@ -43,6 +43,7 @@ class LoopCalls:
         self._loop = loop
         self._build_end_error = build_end_error
         self._pipe = _WakeupPipe()
+        os.set_blocking(self._pipe.reader, False)
         self._queued: deque[_PendingCall[Any]] = deque()
         # The loop keeps only weak references to tasks.
         self._running: dict[_PendingCall[Any], asyncio.Task[None]] = {}
@@ -121,7 +122,9 @@ class LoopCalls:
 
     def _start_calls(self) -> None:
         # The pipe first, then the queue: a call that comes in between wakes the loop again.
-        self._pipe.wait()
+        # A loop that Ctrl-C or an exit has interrupted, and that runs on, may come here twice.
+        with suppress(BlockingIOError):
+            self._pipe.wait()
         while self._queued:
             self._start(self._queued.popleft())
 
@@ -274,9 +277,14 @@ class _PendingCall(Generic[T]):
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Set the error and wake the caller."""
-        # Nothing happens to one that has ended; one that never began must not be left so.
-        self.work.close()
+        """Set the error and wake the caller, unless it was woken before."""
+        if self.outcome is not None:
+            # A task of a loop that is gone ends when it is freed: the pipe is another caller's.
+            return
+        # Nothing happens to one that has ended; one that never began must not be left so. Whatever
+        # it raises at its end, its caller waits, and others do after it.
+        with suppress(Exception):
+            self.work.close()
         self.outcome = error
         self._wake()
 

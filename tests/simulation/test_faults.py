@@ -9,7 +9,7 @@ from typing import Any
 
 import fault_stories
 import pytest
-from fault_stories import STORIES, Story
+from fault_stories import STORIES
 from mutants import is_caught
 
 from jobsync import Misconfigured, OutcomeUnknown, Record, Store, Unavailable
@@ -20,6 +20,7 @@ from jobsync.queue.sql.common import SqlBackend
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing import World, check_repeats, check_story, connect
+from jobsync.testing.stories import Story
 from jobsync.testing.weather import FAULTS, Fault
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -9,10 +9,11 @@ import logging
 import pytest
 from histories import compared_with_recorded
 from job_fleet import TIMEOUT, TOKENS, JobFleet, SimulatedProcess
-from job_stories import STORIES, Story, begins, stormy, stormy_with_suspends
+from job_stories import STORIES, begins, stormy, stormy_with_suspends
 from waiting import until
 
 from jobsync.testing import World, check_repeats, check_story, require, run_story
+from jobsync.testing.stories import Story
 
 SEEDS = (0, 1, -2)
 """The last one is a world in which all machines differ."""

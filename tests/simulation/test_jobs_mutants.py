@@ -33,6 +33,7 @@ from jobsync.jobs.unclosed_claims import UnclosedClaims
 from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.testing import check_story
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -366,7 +367,7 @@ def dates_ends_by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "__init__", misdate)
 
 
-KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
+KILLED: dict[Patch, tuple[Story, int, str]] = {
     acknowledges_before_claims_are_closed: (job_stories.lost_claims, 61, "T2"),
     acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
     accepts_any_acknowledgement: (job_stories.leaders_die_waiting, 0, "T3"),
@@ -417,8 +418,6 @@ def test_the_world_catches(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     dict.fromkeys((story, seed) for story, seed, _ in KILLED.values()),
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-def test_the_real_protocol_breaks_nothing_in_these_stories(
-    story: job_stories.Story, seed: int
-) -> None:
+def test_the_real_protocol_breaks_nothing_in_these_stories(story: Story, seed: int) -> None:
     """A mutant is caught because of its mutation."""
     check_story(story, [seed])

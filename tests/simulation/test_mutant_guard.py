@@ -20,6 +20,7 @@ from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.queue.completer import Completer
 from jobsync.queue.in_flight import InFlight
 from jobsync.testing import INVARIANTS, Violation, run_story
+from jobsync.testing.stories import Story
 from jobsync.ttl.sweep import ResourceSweep
 
 Run = Callable[[], list[Violation]]
@@ -33,7 +34,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def run_once(story: queue_stories.Story) -> Run:
+def run_once(story: Story) -> Run:
     """Return a run of a story with one seed."""
     return lambda: run_story(story, 0).violations
 

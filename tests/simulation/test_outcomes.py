@@ -16,7 +16,6 @@ import pytest
 from histories import compared_with_recorded
 from mutants import is_caught
 from outcome_stories import STORIES, stormy_outcomes
-from queue_stories import Story
 
 from jobsync.core.codec import Json
 from jobsync.queue.backend import Receipt, Settlement
@@ -26,6 +25,7 @@ from jobsync.queue.sql.sqlite_transactions import SqliteTransactions
 from jobsync.queue.transaction import TransactionBlock
 from jobsync.queue.transaction_backend import ClaimOutcome
 from jobsync.testing import Occurrence, check_effects, check_results, check_story
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 SEEDS = (0, -1)

@@ -11,14 +11,13 @@ from typing import Any
 import page_place_stories as stories
 import pytest
 from mutants import is_caught
-from queue_stories import Story
 
 from jobsync.queue.pages import changes, key_changes, keys
 from jobsync.queue.pages.finder import PageFinder
 from jobsync.queue.pages.keys import FoundKey, PageKeys
 from jobsync.queue.pages.page import QueuePage
 from jobsync.testing import check_story, find_story
-from jobsync.testing.stories import name_of
+from jobsync.testing.stories import Story, name_of
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -8,7 +8,6 @@ from typing import Any
 import place_stories
 import pytest
 from mutants import is_caught
-from queue_stories import Story
 
 from jobsync.errors import OutcomeUnknown
 from jobsync.queue.sql import sqlite, sqlite_claims, sqlite_selection
@@ -16,6 +15,7 @@ from jobsync.queue.sql.placed_push import PlacedPush
 from jobsync.queue.sql.places import Places
 from jobsync.queue.sql.sqlite_places import SQL
 from jobsync.stores.sql import Steps
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

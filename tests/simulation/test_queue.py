@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 from histories import compared_with_recorded
-from queue_stories import STORIES, Story, begins, slow, stormy, stormy_with_suspends
+from queue_stories import STORIES, begins, slow, stormy, stormy_with_suspends
 
 from jobsync.testing import check_repeats, check_story, run_story
+from jobsync.testing.stories import Story
 
 SEEDS = (0, -1)
 """The second one is a world in which all machines differ."""

@@ -38,6 +38,7 @@ from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.queue.sql.sqlite_places import SQL
 from jobsync.testing import check_story
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -680,7 +681,7 @@ def forgets_to_renew_what_was_pulled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PulledClaims, "claim", claim)
 
 
-KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
+KILLED: dict[Patch, tuple[Story, int, str]] = {
     settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
     settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
     calls_everything_settled: (queue_stories.settled_late, 0, "Q15"),
@@ -770,8 +771,6 @@ def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     dict.fromkeys((story, seed) for story, seed, _ in KILLED.values()),
     ids=lambda each: each.__name__ if callable(each) else str(each),
 )
-def test_the_killers_find_nothing_in_the_real_protocol(
-    story: queue_stories.Story, seed: int
-) -> None:
+def test_the_killers_find_nothing_in_the_real_protocol(story: Story, seed: int) -> None:
     """Without a mutation these stories report nothing."""
     check_story(story, [seed])

@@ -13,7 +13,6 @@ import pytest
 from histories import compared_with_recorded
 from mutants import is_caught
 from pages_queue_stories import OWN_STORIES, STORIES, STORMS
-from queue_stories import Story
 
 from jobsync.core.clock import Mono
 from jobsync.core.messages import decide_lapse
@@ -33,7 +32,7 @@ from jobsync.queue.pages.page_reader import PageReader
 from jobsync.queue.pages.page_store import PageStore
 from jobsync.stores.contract import Applied, Unknown
 from jobsync.testing import check_repeats, check_story, find_story
-from jobsync.testing.stories import name_of
+from jobsync.testing.stories import Story, name_of
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -14,7 +14,6 @@ import pytest
 from mutants import is_caught
 from postgres_queue_stories import STORIES
 from postgres_rows import opened_rows, use_database
-from queue_stories import Story
 from servers import PostgresServer
 
 from jobsync.core.clock import Mono
@@ -31,7 +30,7 @@ from jobsync.testing import (
     check_story,
     find_story,
 )
-from jobsync.testing.stories import name_of
+from jobsync.testing.stories import Story, name_of
 from jobsync.testing.weather import Fault
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from histories import compared_with_recorded
 from place_stories import STORIES, stormy_places_with_suspends
-from queue_stories import Story
 
 from jobsync.testing import check_story
+from jobsync.testing.stories import Story
 
 SEEDS = (0, -1)
 """The second one is a world in which all machines differ."""

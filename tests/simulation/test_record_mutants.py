@@ -24,6 +24,7 @@ from jobsync.database.index_entries import IndexEntry
 from jobsync.database.resource_records import ResourceRecords
 from jobsync.errors import Unavailable
 from jobsync.stores.contract import Change, Outcome, Record, Store
+from jobsync.testing.stories import Story
 from jobsync.ttl import sweep
 from jobsync.ttl.plugin import TTLPlugin
 from jobsync.ttl.sweep import ResourceSweep
@@ -260,7 +261,7 @@ def sweeps_in_its_first_term_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TTLPlugin, "coordinator_work", work)
 
 
-KILLED: dict[Patch, tuple[record_stories.Story, int, str]] = {
+KILLED: dict[Patch, tuple[Story, int, str]] = {
     writes_entries_after_their_records: (record_stories.races, 0, "X4"),
     removes_entries_too_early: (record_stories.races, 0, "X4"),
     removes_entries_of_writes_that_may_arrive: (record_stories.races, 1, "X4"),

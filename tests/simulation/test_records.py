@@ -11,7 +11,6 @@ import pytest
 from histories import compared_with_recorded
 from record_stories import (
     STORIES,
-    Story,
     builds_during_an_outage,
     builds_in_short_lives,
     kills,
@@ -24,6 +23,7 @@ from record_stories import (
 )
 
 from jobsync.testing import check_repeats, check_story, run_story
+from jobsync.testing.stories import Story
 
 SEEDS = range(1)
 

@@ -11,7 +11,6 @@ import pytest
 from histories import compared_with_recorded
 from schedule_stories import (
     STORIES,
-    Story,
     begins,
     cut,
     kill,
@@ -25,6 +24,7 @@ from schedule_stories import (
 )
 
 from jobsync.testing import check_repeats, check_story, run_story
+from jobsync.testing.stories import Story
 
 SEEDS = range(1)
 

@@ -32,6 +32,7 @@ from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import KnownJob, Runs
 from jobsync.stores.contract import Record
 from jobsync.testing import check_story
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -266,7 +267,7 @@ def believes_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fleet_clock, "_DRIFT", 0.0)
 
 
-KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
+KILLED: dict[Patch, tuple[Story, int, str]] = {
     writes_over_others: (schedule_stories.standalone, 0, "K1"),
     forgets_what_it_fired: (schedule_stories.rare, 0, "K1"),
     records_no_gaps: (schedule_stories.outage, 0, "K2"),
@@ -321,8 +322,6 @@ def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     dict.fromkeys((story, seed) for story, seed, _ in KILLED.values() if seed),
     ids=lambda each: each.__name__ if callable(each) else str(each),
 )
-def test_the_killers_find_nothing_in_the_real_scheduler(
-    story: schedule_stories.Story, seed: int
-) -> None:
+def test_the_killers_find_nothing_in_the_real_scheduler(story: Story, seed: int) -> None:
     """Without a mutation these stories report nothing; `test_schedule` runs all with seed 0."""
     check_story(story, [seed])

@@ -12,12 +12,12 @@ import task_stories
 from histories import compared_with_recorded
 from mutants import is_caught
 from pages_queue_stories import on_pages
-from queue_stories import Story
 from task_stories import STORIES
 
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.queue.worker import Worker
 from jobsync.testing import check_story
+from jobsync.testing.stories import Story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 SEEDS = (0, -1)

@@ -21,12 +21,12 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.testing import NodeDatabase, World, check_answers, check_messages, connect
 from jobsync.testing.invariants import Violation, require
 from jobsync.testing.recording import RecordingBackend
+from jobsync.testing.stories import Story
 from jobsync.testing.weather import FAULTS, Fault
 from jobsync.testing.world import Node
 
-__all__ = ["STORIES", "Story", "appends", "locks", "messages", "removals", "writes"]
+__all__ = ["STORIES", "appends", "locks", "messages", "removals", "writes"]
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
 
 _LATEST = 120.0
 """Seconds after which no ordained request is under way."""

@@ -7,7 +7,6 @@ tokens owned, evenly, within a stated bound.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +29,6 @@ from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = [
     "STORIES",
-    "Story",
     "a_date_again",
     "all_die",
     "all_leave",
@@ -80,8 +78,6 @@ AFTER_DEATH = TIMEOUT + BEAT + 1
 """Within this many seconds other nodes own the tokens of a killed node."""
 AFTER_A_STORM = 4 * TIMEOUT
 DONE = AFTER_DEATH + 2 * RECLAIM_AFTER
-
-Story = Callable[[World], Coroutine[Any, Any, None]]
 
 
 def start_fleet(

@@ -30,7 +30,6 @@ _TESTS = {
     "tests/integration/queue/test_page_costs.py": (
         "test_a_message_costs_a_fraction_of_a_request[50 ms-hundred]",
     ),
-    "tests/integration/scheduler/test_history.py": ("test_history_is_kept_by_count[s3]",),
     "tests/integration/queue/test_idle.py": (
         "test_an_idle_worker_sends_only_heartbeats_and_liveness_checks[postgresql]",
     ),

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from queue_fleet import Batch, Chore, QueueFleet
 from queue_stories import (
     MINUTE,
-    Story,
     find_busy_process,
     run_stormy_hours,
     send,
@@ -24,6 +23,7 @@ from waiting import until
 
 from jobsync import NoResult
 from jobsync.testing import RecordingQueue, Weather, World, mend, require, strikes
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES
 
 __all__ = [

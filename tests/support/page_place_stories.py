@@ -14,11 +14,12 @@ import pages_queue_stories
 import place_stories
 from place_stories import get_queue
 from queue_fleet import BEAT, OPEN_STORE, Batch, QueueFleet
-from queue_stories import CHECK_INTERVAL, HOUR, MINUTE, Story, run_stormy_hours, start_fleet
+from queue_stories import CHECK_INTERVAL, HOUR, MINUTE, run_stormy_hours, start_fleet
 from waiting import until
 
 from jobsync.stores.contract import Record
 from jobsync.testing import Node, Occurrence, PagedStore, Violation, World, require, strikes
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import Strike
 
 __all__ = [

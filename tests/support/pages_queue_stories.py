@@ -23,7 +23,6 @@ from queue_stories import (
     CHECK_INTERVAL,
     HOUR,
     MINUTE,
-    Story,
     run_settled_late,
     run_stormy_hours,
     run_strike,
@@ -46,6 +45,7 @@ from jobsync.testing import (
     strikes,
 )
 from jobsync.testing.invariants import fail
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = ["OWN_STORIES", "PAGE_STRIKES", "STORIES", "STORMS", "on_pages"]

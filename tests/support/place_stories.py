@@ -15,7 +15,6 @@ from queue_fleet import BEAT, Batch, Chore, QueueFleet
 from queue_stories import (
     HOUR,
     MINUTE,
-    Story,
     run_stormy_hours,
     send,
     start_fleet,
@@ -24,6 +23,7 @@ from queue_stories import (
 from jobsync import OutcomeUnknown, Unavailable
 from jobsync.core.messages import MessageState
 from jobsync.testing import RecordingQueue, Weather, World, mend, require, strikes
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES
 
 __all__ = [

@@ -16,11 +16,12 @@ import place_stories
 import queue_stories
 from postgres_rows import PostgresRows, opened_rows
 from queue_fleet import BEAT, OPEN_STORE, Batch
-from queue_stories import MINUTE, Story, start_fleet
+from queue_stories import MINUTE, start_fleet
 
 from jobsync import OutcomeUnknown
 from jobsync.testing import RowStore, World
 from jobsync.testing.invariants import fail
+from jobsync.testing.stories import Story
 
 __all__ = ["OUTCOME_STORMS", "PLACE_STORMS", "STORIES", "STORMS"]
 

@@ -150,6 +150,7 @@ class _FaultyPostgres(PostgresAccess):
     def __init__(self, inner: PostgresAccess, faults: Faults) -> None:
         self.schema = inner.schema
         self.channel = inner.channel
+        self.user_connections = inner.user_connections
         self._inner = inner
         self._faults = faults
 

@@ -7,7 +7,7 @@ what others did, and all of it within a stated time (QL1 to QL3).
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from queue_fleet import BEAT, LETTERS, PARCELS, TIMEOUT, Batch, QueueFleet, QueueProcess
@@ -27,11 +27,11 @@ from jobsync.testing import (
     storm,
     strikes,
 )
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = [
     "STORIES",
-    "Story",
     "batches",
     "begins",
     "blocks",
@@ -82,7 +82,6 @@ __all__ = [
     "timeouts_of_functions",
 ]
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
 
 HOUR = 3600.0
 VISIBILITY = 30.0

@@ -5,9 +5,8 @@ down and looks everything up; some wait until nothing is left over (XL1 to XL3).
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 from msgspec.structs import replace
@@ -16,11 +15,11 @@ from record_fleet import BEAT, EXPIRING, NARROW, TIMEOUT, WIDE, RecordFleet, Set
 from jobsync.database import backfill
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
 from jobsync.testing import Weather, World, draw_forecast, mend, storm, strikes
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = [
     "STORIES",
-    "Story",
     "adds_partitions",
     "adds_partitions_in_trouble",
     "begins",
@@ -40,7 +39,6 @@ __all__ = [
     "suspends",
 ]
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
 
 MINUTE, HOUR = 60.0, 3600.0
 WIDE_SETUP = Setup(resources={"items": WIDE})

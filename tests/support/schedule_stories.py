@@ -6,8 +6,6 @@ that everything was decided and executed (K2, KL2), and if firing stopped, that 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
 from waiting import until
@@ -27,11 +25,11 @@ from jobsync.testing import (
     strikes,
 )
 from jobsync.testing.nodes import WORLD_START
+from jobsync.testing.stories import Story
 from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = [
     "STORIES",
-    "Story",
     "asks_for_runs",
     "begins",
     "crowded",
@@ -66,7 +64,6 @@ __all__ = [
     "wakes_late",
 ]
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ELECTED = TIMEOUT + 2 * BEAT

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from queue_fleet import Batch, QueueFleet
-from queue_stories import MINUTE, Story
+from queue_stories import MINUTE
 from waiting import until
 
 from jobsync.testing import Weather, World, mend
+from jobsync.testing.stories import Story
 
 __all__ = ["STORIES", "deploys", "shares_tasks"]
 

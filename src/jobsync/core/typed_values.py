@@ -4,9 +4,10 @@ Whatever msgspec knows can be stored (dataclasses, `TypedDict`, `Struct`, dates,
 enums), and models of pydantic, which is not imported here: they are known by their methods.
 
 A date, a UUID or bytes are text in JSON. Where a type takes text, or anything, they are refused:
-they would be read back as text.
+they would be read back as text. So is what would be lost: see `find_loss`.
 """
 
+import dataclasses
 import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,15 @@ from jobsync.errors import Invalid
 from jobsync.safe_text import format_error, safe_name
 
 __all__ = [
+    "Loss",
     "Mismatch",
     "build_converter",
+    "can_lose",
     "check_type",
     "convert_value",
     "count_typed",
     "encode_value",
+    "find_loss",
     "find_mismatch",
     "has_any",
     "is_model",
@@ -47,6 +51,12 @@ _TYPED = (
     *(UUID, Decimal),
 )
 """What is text in JSON."""
+_MINUTE = dt.timedelta(minutes=1)
+_LOSING = (
+    *(msgspec.inspect.DateTimeType, msgspec.inspect.TimeType),
+    *(msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.CustomType),
+)
+"""The types of which some values lose something."""
 
 
 class Mismatch(NamedTuple):
@@ -56,6 +66,13 @@ class Mismatch(NamedTuple):
     """Of the wrong value; empty if it is not known."""
     value: object
     problem: str
+
+
+class Loss(NamedTuple):
+    """What would be lost of a value that is stored, and what to do."""
+
+    problem: str
+    fix: str
 
 
 def encode_value(value: Any) -> Any:
@@ -88,6 +105,55 @@ def has_any(kind: Any) -> bool:
     """Whether a type, or one within it, takes anything."""
     described = msgspec.inspect.type_info(kind)
     return any(isinstance(each, msgspec.inspect.AnyType) for each in _walk(described, set()))
+
+
+def can_lose(described: object) -> bool:
+    """Whether `find_loss` may find anything in values of types, as msgspec describes them."""
+    return any(isinstance(each, _LOSING) for each in _walk(described, set()))
+
+
+def find_loss(value: object, read: object) -> Loss | None:
+    """Return what would be lost of a value, which is read back as another.
+
+    The seconds of a UTC offset, as zones had before they were counted in minutes; and the fields
+    that a subclass adds to the type that is read.
+    """
+    if isinstance(value, (dt.datetime, dt.time)):
+        offset = value.utcoffset()
+        if offset is None or not offset % _MINUTE:
+            return None
+        fix = "convert it by astimezone(datetime.UTC), or remove the zone"
+        return Loss(f"has the UTC offset {offset}, which would be stored without seconds", fix)
+    if isinstance(value, (list, tuple)):
+        others = read if isinstance(read, (list, tuple)) else value
+        return next(filter(None, map(find_loss, value, others)), None)
+    if isinstance(value, (set, frozenset)):
+        return next(filter(None, map(find_loss, value, value)), None)
+    fields = _read_fields(value)
+    known = _read_fields(read)
+    lost = set() if isinstance(value, dict) or isinstance(read, dict) else fields.keys() - known
+    if known and lost:
+        names, kinds = ", ".join(sorted(lost)), [safe_name(type(each)) for each in (value, read)]
+        fix = f"annotate {kinds[0]}, or pass {kinds[1]}"
+        return Loss(f"is {kinds[0]}, and would be read back as {kinds[1]} without {names}", fix)
+    found = (find_loss(each, known.get(name, each)) for name, each in fields.items())
+    return next(filter(None, found), None)
+
+
+def _read_fields(value: Any) -> Mapping[Any, Any]:
+    """Return the fields of an object, or the keys of a dict, with their values."""
+    if isinstance(value, dict):
+        return value
+    kind = type(value)
+    if issubclass(kind, msgspec.Struct):
+        names = kind.__struct_fields__
+    elif dataclasses.is_dataclass(kind):
+        names = tuple(each.name for each in dataclasses.fields(kind))
+    elif is_model(kind):
+        names = tuple(getattr(kind, "model_fields", ()))
+    else:
+        return {}
+    return {name: getattr(value, name, None) for name in names}
 
 
 def convert_value(value: Json, kind: Any) -> Any:

@@ -17,9 +17,11 @@ from jobsync.core.codec import Json
 from jobsync.core.schema import Field, FieldKind, Fields
 from jobsync.core.typed_values import (
     build_converter,
+    can_lose,
     check_type,
     count_typed,
     encode_value,
+    find_loss,
     find_mismatch,
     is_model,
     keep_types,
@@ -100,6 +102,7 @@ class RecordType(Generic[T]):
         # A model has converters of its own.
         texts = [] if is_model(kind) else filter(_takes_text, fields)
         self._texts = {each.name for each in texts}
+        self._can_lose = is_model(kind) or can_lose([each.kind for each in fields])
         config = getattr(kind, "model_config", {})
         self._is_open = isinstance(config, Mapping) and config.get("extra") == "allow"
         self._convert = build_converter(kind)
@@ -125,6 +128,8 @@ class RecordType(Generic[T]):
             self._refuse_unknown(values)
             self._refuse_typed(fields)
         self._check_kept(keep_types(fields), values)
+        if self._can_lose or not (is_mapping or type(value) is self._class):
+            self._check_whole(fields, values)
         if values.get("id", "") is None:
             # It gets an id when it is stored.
             del values["id"]
@@ -199,6 +204,20 @@ class RecordType(Generic[T]):
         read = self.decode(kept)
         if count_typed(keep_types(read)) != count_typed(keep_types(stored)):
             raise Invalid(self.name, kept, f"has a field that {_TEXT}", _TEXT_FIX)
+
+    def _check_whole(self, fields: Any, values: Mapping[str, Json]) -> None:
+        """Check that all of an object, or of some of its fields, is read back.
+
+        Raises:
+            Invalid: some of it would be lost.
+        """
+        try:
+            read: Any = self.decode(values)
+        except Invalid:
+            # These are some fields only, or whoever writes them finds out.
+            read = fields
+        if (loss := find_loss(fields, read)) is not None:
+            raise Invalid(self.name, fields, *loss)
 
     def _explain(self, error: BaseException, values: Mapping[str, Any]) -> Invalid:
         path, value, problem = find_mismatch(error, values)

@@ -107,30 +107,8 @@ class NodeLoop:
         self.claims = Claims(membership, self._keys, day, node, self.token, settings)
         self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
         self.pins = PinStore(store, components, self._keys, self.token)
-        self._rebalancer = Rebalancer(
-            membership,
-            self._keys,
-            total=settings.total_tokens,
-            token_of=self.token,
-            node=settings.node,
-            interval=settings.rebalance_interval,
-            read_pins=self._read_pins,
-            pins_valid_for=lambda: self.pins.valid_for,
-            on_published=self._wakeup.set,
-            restore=self._registration.restore,
-        )
-        self.fleet_settings = FleetSettings(
-            membership,
-            self._keys,
-            settings.node,
-            {
-                "site": settings.site,
-                "total_tokens": settings.total_tokens,
-                "hash_function": settings.hash_function,
-                "locks_enabled": settings.locks_enabled,
-            },
-            self.nodes,
-        )
+        self._rebalancer = self._build_rebalancer()
+        self.fleet_settings = self._build_fleet_settings()
         """The settings that all nodes share."""
         self._coordinator: Coordinator | None = None
         self._task: asyncio.Task[None] | None = None
@@ -146,6 +124,31 @@ class NodeLoop:
         """When a request of this node last had no answer."""
         self.failure: BaseException | None = None
         """The error that ended this node, if any."""
+
+    def _build_rebalancer(self) -> Rebalancer:
+        settings = self.settings
+        return Rebalancer(
+            self.membership,
+            self._keys,
+            total=settings.total_tokens,
+            token_of=self.token,
+            node=settings.node,
+            interval=settings.rebalance_interval,
+            read_pins=self._read_pins,
+            pins_valid_for=lambda: self.pins.valid_for,
+            on_published=self._wakeup.set,
+            restore=self._registration.restore,
+        )
+
+    def _build_fleet_settings(self) -> FleetSettings:
+        settings = self.settings
+        shared: dict[str, Json] = {
+            "site": settings.site,
+            "total_tokens": settings.total_tokens,
+            "hash_function": settings.hash_function,
+            "locks_enabled": settings.locks_enabled,
+        }
+        return FleetSettings(self.membership, self._keys, settings.node, shared, self.nodes)
 
     @property
     def names(self) -> list[str]:

@@ -40,7 +40,13 @@ class QueueContent(msgspec.Struct, kw_only=True):
 
 
 class QueueDirectory(ABC):
-    """All queues of one store, read-only, for callers that do not know the queues' names."""
+    """All queues of one store, read-only, for callers that do not know the queues' names.
+
+    Attributes:
+        set_aside: the keys of records with several messages that could not be read so far.
+    """
+
+    set_aside: Collection[str] = ()
 
     @abstractmethod
     async def read_contents(self) -> Mapping[str, QueueContent]:

@@ -6,7 +6,6 @@ claim. The coordinator removes it a day later.
 """
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from typing import cast
@@ -82,9 +81,11 @@ class ProgressWriter:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                # If it fails, the next report is stored instead.
-                with contextlib.suppress(Unavailable):
+                try:
                     await self._flush(self._get_backend())
+                except Unavailable:
+                    # The handler may report nothing more: it is sent again after the pause.
+                    self._changed.set()
                 await self._get_clock().sleep(_INTERVAL)
         finally:
             self._is_running = False
@@ -98,7 +99,13 @@ class ProgressWriter:
         new, self._new = self._new, {}
         if new:
             self._stored |= dict.fromkeys(new)
-            await backend.report_progress([*new.values()])
+            try:
+                await backend.report_progress([*new.values()])
+            except Unavailable:
+                # What was reported meanwhile is newer, and what has ended needs no report.
+                unsent = {name: new[name] for name in new.keys() - self._ended}
+                self._new = unsent | self._new
+                raise
 
 
 def _read_number(progress: object) -> float | None:

@@ -16,11 +16,14 @@ import msgspec
 from jobsync.core.codec import Json, check_json
 from jobsync.core.messages import Cancel, Snooze
 from jobsync.core.typed_values import (
+    Loss,
     build_converter,
+    can_lose,
     check_type,
     convert_value,
     count_typed,
     encode_value,
+    find_loss,
     find_mismatch,
     has_any,
     keep_types,
@@ -78,6 +81,10 @@ class TaskSignature:
         self._untyped = [each for each, kind in types.items() if kind is Any]
         self._open = [each for each, kind in types.items() if kind is not Any and has_any(kind)]
         """The parameters that take anything within something."""
+        self._losing = [
+            each for each, kind in types.items() if can_lose(msgspec.inspect.type_info(kind))
+        ]
+        """The parameters of whose values something may be lost."""
         self._positional = [
             name
             for name, parameter in parameters.items()
@@ -109,6 +116,7 @@ class TaskSignature:
             kept, values = keep_types(arguments), encode_value(arguments)
             read = self._convert((kept,)).value
             changed = [] if kept == values else self._find_changed(read, values)
+            lost = self._find_lost(arguments, read)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's values may raise anything
@@ -116,7 +124,20 @@ class TaskSignature:
         for name in changed:
             fix = "convert it to JSON first, or annotate what is in it"
             raise Invalid(name, arguments[name], _NOT_JSON, fix)
+        for name, loss in lost:
+            raise Invalid(name, arguments[name], loss.problem, loss.fix)
         return EncodedArguments(values)
+
+    def _find_lost(
+        self, arguments: Mapping[str, Any], read: Mapping[str, Any]
+    ) -> list[tuple[str, Loss]]:
+        """Return the arguments of which a worker would not get everything."""
+        losses = [
+            (name, find_loss(arguments[name], read[name]))
+            for name in self._losing
+            if name in arguments
+        ]
+        return [(name, loss) for name, loss in losses if loss is not None]
 
     def _find_changed(self, read: Mapping[str, Any], values: Mapping[str, Json]) -> list[str]:
         """Return the arguments that a worker would get with other types, within what is open."""
@@ -192,11 +213,13 @@ class TaskSignature:
     def encode_result(self, result: Any) -> Json:
         """Return what the function has returned as it is stored; as it is if that is impossible."""
         try:
-            return encode_value(result)
+            values: Json = encode_value(result)
+            is_whole = bool(values == result) or find_loss(result, result) is None
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - who stores it reports why it cannot be stored
             return result
+        return values if is_whole else result
 
     def decode_result(self, result: Json) -> Any:
         """Return a stored result as the function has returned it.

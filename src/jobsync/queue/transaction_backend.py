@@ -11,13 +11,24 @@ from typing import Any, Literal, TypeAlias
 
 from jobsync.core.clock import Mono, SystemClock
 from jobsync.core.codec import Json
+from jobsync.errors import Invalid
 from jobsync.queue.backend import Receipt
 from jobsync.stores.sql import SqlAccess
 
-__all__ = ["ClaimOutcome", "OpenTransaction", "TransactionBackend"]
+__all__ = [
+    "END_FIX",
+    "ClaimOutcome",
+    "OpenTransaction",
+    "TransactionBackend",
+    "build_ended_error",
+    "build_refusal",
+]
 
 ClaimOutcome: TypeAlias = Literal["open", "completed", "ended"]
 """Whether a message is claimed, was completed, or its claim has ended in another way."""
+
+END_FIX = "leave COMMIT, ROLLBACK and close() to context.transaction()"
+"""What to do instead of ending a transaction."""
 
 _IDLE = 10.0
 """Seconds after which the thread of the time limits ends, if there is no transaction."""
@@ -175,3 +186,19 @@ class TransactionBackend(ABC):
         Raises:
             OutcomeUnknown, Unavailable: no answer; calling again is safe.
         """
+
+
+def build_refusal(driver: str, statement: str) -> Invalid:
+    """Return the error of a statement that would end the transaction of a block."""
+    problem = f"must not end the transaction of the block ({statement} was refused)"
+    fix = (
+        "leave the block of context.transaction() to commit, raise to roll back, and run the "
+        "statements of a script one by one"
+    )
+    return Invalid("connection", driver, problem, fix)
+
+
+def build_ended_error(driver: str, reason: str) -> Invalid:
+    """Return the error of a transaction that no longer exists."""
+    problem = f"has no transaction of the block any more ({reason})"
+    return Invalid("connection", driver, problem, END_FIX)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock
-from jobsync.scheduler.context import JobContext, calling_context
+from jobsync.scheduler.context import JobContext
 from jobsync.user_code import (
     FunctionEnd,
     await_result,
@@ -113,7 +113,6 @@ class ActionCall:
         return self._function if self.is_on_thread else None
 
     async def _perform(self) -> None:
-        calling_context.set(self.context)
         forks = count_forks()
         try:
             self._end = await self._call()

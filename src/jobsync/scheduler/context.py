@@ -8,14 +8,13 @@ or the scheduler by `context.run`.
 import asyncio
 import copy
 from collections.abc import Awaitable, Mapping
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from jobsync.errors import Invalid
 from jobsync.user_code import discard
 
-__all__ = ["JobContext", "calling_context", "find_calling_context"]
+__all__ = ["JobContext"]
 
 T = TypeVar("T")
 
@@ -155,14 +154,3 @@ def _find_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-calling_context: ContextVar[JobContext | None] = ContextVar("jobsync_job_context", default=None)
-
-
-def find_calling_context() -> JobContext | None:
-    """Return the context of the action that is the caller, directly or through a task it started.
-
-    The action may have ended: `ActionExecutor.running` tells.
-    """
-    return calling_context.get()

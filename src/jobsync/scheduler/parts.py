@@ -91,7 +91,7 @@ class SchedulerParts:
         )
         max_age = settings.history_retention
         self.retention = HistoryRetention(
-            self.jobs, self.clock, keep=settings.history_limit, max_age=max_age
+            self.jobs, self.clock, components, keep=settings.history_limit, max_age=max_age
         )
         self.operations = JobOperations(self.jobs, components, membership.worker_id)
         self.manual_runs = ManualRuns(

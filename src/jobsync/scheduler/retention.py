@@ -8,18 +8,21 @@ after the last removal. A removal costs some requests: it does not follow each r
 Runs are counted in the job's state, whichever process runs them. Each process that sees so many
 more than at its last removal removes what is old. It does so too at its first run, if there may be
 anything: the process before may have been killed instead. Gaps are counted by each process for
-itself.
+itself. A removal that the store did not answer is tried again, after a pause.
 """
 
 import asyncio
 from collections import Counter
 
+from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.job_store import JobStore
 
 __all__ = ["HistoryRetention"]
 
+_BACKOFF = ExponentialBackoff(first=0.5, longest=30.0)
 _LEAST_EXCESS = 10
 _MOST_EXCESS = 50
 _DAY = 86_400.0
@@ -31,13 +34,23 @@ class HistoryRetention:
     Args:
         jobs: where it is stored.
         clock: the time by which it is old.
+        components: the clock and the randomness of pauses.
         keep: how many entries of each job are kept.
         max_age: for how many seconds.
     """
 
-    def __init__(self, jobs: JobStore, clock: FleetClock, *, keep: int, max_age: float) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        clock: FleetClock,
+        components: Components,
+        *,
+        keep: int,
+        max_age: float,
+    ) -> None:
         self._jobs = jobs
         self._clock = clock
+        self._components = components
         self._keep = keep
         self._max_age = max_age
         self._excess = min(_MOST_EXCESS, max(_LEAST_EXCESS, keep // 10))
@@ -68,15 +81,20 @@ class HistoryRetention:
 
     async def run(self) -> None:
         """Prune jobs when it is time, until cancelled."""
+        failures = 0
         while True:
             name = await self._due.get()
             try:
                 await self.prune(name)
             except (OutcomeUnknown, Unavailable):
-                # Its next runs remove it.
-                continue
+                # Its next ten runs may be years away.
+                self._due.put_nowait(name)
+                failures += 1
+                await _BACKOFF.sleep(failures, self._components.clock, self._components.randomness)
             except (Corrupt, NewerFormat) as error:
                 self._jobs.report(name, error)
+            else:
+                failures = 0
 
     def forget(self, name: str) -> None:
         """Forget what is known of a job that no longer exists."""

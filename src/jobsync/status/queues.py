@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.messages import MessageState
-from jobsync.errors import NotFound, closest_name
+from jobsync.errors import Corrupt, NotFound, closest_name
 from jobsync.queue.backend import (
     DEFAULT_NAMESPACE,
     MessageInfo,
@@ -113,6 +113,16 @@ class QueuesStatus:
             name: contents.get(name, QueueContent()) for name in sorted({*contents, *reported})
         }
 
+    def check_none_set_aside(self, id: str) -> None:
+        """Check that a message that was not found is not in a page that cannot be read.
+
+        Raises:
+            Corrupt: it may be; names the pages.
+        """
+        if self._directory.set_aside:
+            detail = f"the page is set aside, and no other has message {id}"
+            raise Corrupt(" or ".join(sorted(self._directory.set_aside)), detail)
+
     def queues(self) -> list[QueueStatus]:
         """Return all queues that have messages, workers or a pause, by name."""
         return [self._build(name) for name in self._contents]
@@ -126,7 +136,7 @@ class QueuesStatus:
         return self._build(self._complete_name(name))
 
     async def message(self, id: str) -> MessageStatus | None:
-        """Return the status of a message; None if no message has that id."""
+        """Return the status of a message; None if no message that can be read has that id."""
         found = await self._directory.find([id])
         if not found:
             return None

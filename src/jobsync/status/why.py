@@ -60,18 +60,25 @@ async def find_status(
 
     Any name may be a task's. One in the form of a message id, or of a scheduled job, is one only if
     it is claimed or pinned.
+
+    Raises:
+        Corrupt: nothing has this name, and the page that may have the message cannot be read.
     """
-    message = None
+    queues = None
     # Without SQL, looking for a message reads pages.
     if store.sql is not None or _is_message_id(name):
-        message = await (await read_queues_status(store, components)).message(name)
-    if message is not None:
-        return message
+        queues = await read_queues_status(store, components)
+        message = await queues.message(name)
+        if message is not None:
+            return message
     task = await _find_task(store, components, app, name, day)
     if task is not None and (task.claim is not None or task.pins):
         return task
     job = await _find_job(store, components, name)
-    return job or (None if _is_message_id(name) else task)
+    found = job or (None if _is_message_id(name) else task)
+    if found is None and queues is not None:
+        queues.check_none_set_aside(name)
+    return found
 
 
 async def _find_task(

@@ -30,7 +30,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -42,6 +42,7 @@ __all__ = [
     "SqlAccess",
     "SqliteAccess",
     "Steps",
+    "UserConnections",
     "as_array",
     "escape_copy",
     "fill_in",
@@ -110,16 +111,32 @@ class SqliteAccess(SqlAccess):
         """
 
 
+class UserConnections(Protocol):
+    """Opens connections of psycopg's own for users' SQL; who calls closes them."""
+
+    async def open_user_connection(self) -> Any:
+        """Open an asynchronous connection.
+
+        Raises:
+            Misconfigured, Unavailable: the server refuses it, or cannot be reached.
+        """
+
+    def open_blocking_connection(self) -> Any:
+        """Likewise, a connection that blocks, on any thread."""
+
+
 class PostgresAccess(SqlAccess):
     """Access to the tables of a PostgreSQL store.
 
     Attributes:
         schema: the schema of the tables, quoted.
         channel: the channel of notifications; their payload is the topic.
+        user_connections: opens connections for users' SQL; None if users have none here.
     """
 
     schema: str
     channel: str
+    user_connections: UserConnections | None = None
 
     @abstractmethod
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
@@ -129,18 +146,6 @@ class PostgresAccess(SqlAccess):
             Corrupt: it cannot process a stored value; nothing was done.
             OutcomeUnknown: it may have happened or not; the error names `place`.
         """
-
-    async def open_user_connection(self) -> Any:
-        """Open psycopg's own asynchronous connection for the user's SQL.
-
-        Raises:
-            Misconfigured, Unavailable: the server refuses it, or cannot be reached.
-        """
-        raise NotImplementedError
-
-    def open_blocking_connection(self) -> Any:
-        """Likewise, a connection that blocks, on any thread."""
-        raise NotImplementedError
 
     @abstractmethod
     async def run_steps(self, build: Callable[[], Steps[T]], place: str) -> T:

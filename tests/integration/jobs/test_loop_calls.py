@@ -4,11 +4,13 @@ import asyncio
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync.errors import Unavailable
 from jobsync.loop_calls import Background, LoopCalls, _PendingCall, _WakeupPipe
@@ -95,6 +97,85 @@ def test_a_call_that_came_too_late_gets_an_error(
     monkeypatch.setattr(background._thread, "is_alive", lambda: True)
     with ThreadPoolExecutor(1) as caller, pytest.raises(Unavailable, match="was left meanwhile"):
         caller.submit(background.call, work()).result(LONG)
+
+
+class Broken(SystemExit):
+    """Ends a loop, and not only the callback that raises it."""
+
+
+def _break() -> None:
+    raise Broken
+
+
+async def _fail_at_close() -> None:
+    try:
+        await asyncio.Event().wait()
+    except GeneratorExit as error:
+        raise ValueError("it cannot clean up") from error
+
+
+def _call_in_thread(
+    background: Background, work: Coroutine[Any, Any, object], errors: list[Exception]
+) -> None:
+    def call() -> None:
+        try:
+            background.call(work)
+        except Exception as error:  # noqa: BLE001 - the test compares it
+            errors.append(error)
+
+    threading.Thread(target=call, daemon=True).start()
+
+
+@pytest.mark.parametrize("failing", ["run_until_complete", "_cancel_running", "close"])
+async def test_every_caller_gets_an_error_however_the_loop_ends(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Those whose calls run or fail at their end, and those that wait for a loop that is busy."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    background = Background("test", _build_error)
+    loop, calls, errors = background._loop, background._calls, list[Exception]()
+    close_loop, is_busy, may_end = loop.close, threading.Event(), threading.Event()
+
+    def end() -> None:
+        is_busy.set()
+        may_end.wait(LONG)
+        (_break if failing == "run_until_complete" else background._is_stopping.set)()
+
+    if failing != "run_until_complete":
+        monkeypatch.setattr(loop if failing == "close" else background, failing, _break)
+    works = [_fail_at_close(), asyncio.Event().wait(), asyncio.Event().wait()]
+    for work in works[:-1]:
+        _call_in_thread(background, work, errors)
+    await until(lambda: len(calls._running) == 2, "both calls run", LONG)
+    background.post(end)
+    assert is_busy.wait(LONG)
+    _call_in_thread(background, works[-1], errors)
+    await until(lambda: bool(calls._queued), "the third call waits", LONG)
+    may_end.set()
+    await until(lambda: len(errors) == len(works), "all callers have an error", LONG)
+    assert {type(error) for error in errors} == {Unavailable}
+    background._thread.join(LONG)
+    await asyncio.to_thread(Background._cancel_running, background)
+    close_loop()
+
+
+async def test_a_loop_that_is_woken_twice_for_one_call_goes_on() -> None:
+    """As one that was interrupted between the two. Found: it waited for another call for ever."""
+    background = Background("test", _build_error)
+    calls = background._calls
+
+    def start_twice() -> None:
+        calls._start_calls()
+        calls._start_calls()
+
+    background.post(background._loop.remove_reader, calls._pipe.reader)
+    call = asyncio.create_task(calls.run(asyncio.sleep(0, "done")))
+    await until(lambda: calls._queued, "the call waits", LONG)
+    background.post(start_twice)
+    done, _ = await asyncio.wait([call], timeout=LONG)
+    calls._pipe.wake()
+    await asyncio.to_thread(background.stop)
+    assert [task.result() for task in done] == ["done"]
 
 
 def test_every_caller_gets_its_own_result(background: Background) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +34,8 @@ from jobsync import (
 from jobsync.queue import transaction_backend
 from jobsync.queue.context import BlockingContext
 from jobsync.queue.sql import postgres_transactions, sqlite_transactions
+from jobsync.queue.sql.guarded_connection import GuardedConnection
+from jobsync.queue.sql.guarded_cursors import check_statement
 from jobsync.queue.transaction_backend import OpenTransaction, TransactionBackend
 
 Handler = Callable[..., Any]
@@ -275,6 +277,32 @@ async def commit_by_method(connection: Any) -> None:
         await result
 
 
+async def enter_connection(connection: Any) -> None:
+    """Use the driver's block, which commits at its end."""
+    if isinstance(connection, sqlite3.Connection):
+        with connection:
+            pass
+    else:
+        async with connection:
+            pass
+
+
+async def commit_in_a_script(connection: Any) -> None:
+    """Commit among other statements; what follows is refused on PostgreSQL, too."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.executescript("SELECT 1")
+    await connection.execute("SELECT 1; COMMIT")
+    await connection.execute(_ADD["postgres"], ["later"])
+
+
+async def ignore_the_refusal(connection: Any) -> None:
+    """Roll back by the driver's method, and go on after the error."""
+    if not isinstance(connection, sqlite3.Connection):
+        await connection.rollback()
+    with suppress(Invalid):
+        connection.rollback()
+
+
 async def close(connection: Any) -> None:
     """Close the connection."""
     result = connection.close()
@@ -289,23 +317,39 @@ async def fail_quietly(connection: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [commit, roll_back_and_begin, commit_by_method, close], ids=lambda act: act.__name__
+    "act",
+    [
+        commit,
+        roll_back_and_begin,
+        commit_by_method,
+        enter_connection,
+        commit_in_a_script,
+        ignore_the_refusal,
+        close,
+    ],
+    ids=lambda act: act.__name__,
 )
 async def test_a_handler_that_ends_the_transaction_fails(
     effects: Effects, act: Callable[[Any], Awaitable[None]]
 ) -> None:
-    """With an error that says so; the message was not completed."""
+    """With an error that says so; the message was not completed, and nothing was written.
+
+    On PostgreSQL, a COMMIT among other statements is noticed afterwards only.
+    """
 
     async def handle(_: Document, context: Context) -> None:
         async with context.transaction() as connection:
+            await effects.write(connection, context.id)
             await act(connection)
 
     async with run_queue(effects, handle, max_attempts=1) as queue:
         await queue.enqueue({})
         assert (await ended(queue))["dead"] == 1
         errors = await read_errors(queue)
-        assert "context.transaction()" in errors or "commit" in errors
+        assert "context.transaction()" in errors or "forbidden within a Transaction" in errors
         assert await queue.count("completed") == 0
+        is_late = effects.kind == "postgres" and act is commit_in_a_script
+        assert len(effects.read()) == is_late
 
 
 async def test_savepoints_can_be_nested(effects: Effects) -> None:
@@ -881,13 +925,13 @@ def test_a_statement_after_an_interrupted_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On SQLite: the interrupted one has rolled back, so the next would commit by itself."""
-    kind = sqlite_transactions._Connection
+    kind = GuardedConnection
     connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None, factory=kind)
     refused: list[str] = []
 
     def interrupt(own: sqlite3.Connection) -> None:
         # What another thread of the handler's does at this moment.
-        own.rollback()
+        sqlite3.Connection.rollback(own)
         cursor = own.cursor()
         for run in (own.execute, own.executescript, cursor.execute, cursor.executescript):
             with pytest.raises(sqlite3.OperationalError) as error:
@@ -909,6 +953,88 @@ def test_a_statement_after_an_interrupted_one_is_refused(
         assert other.execute("SELECT * FROM effects").fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_refused"),
+    [
+        ("COMMIT", True),
+        (b"commit and chain", True),
+        (sql.SQL("END"), True),
+        ("/* a */ -- b\n ; Rollback", True),
+        ("ABORT", True),
+        ("PREPARE  TRANSACTION 'a'", True),
+        ("/* */ " * 2000 + "COMMIT", True),
+        ("/* */ " * 2000 + "SELECT 1", False),
+        ("ROLLBACK TO a", False),
+        ("rollback transaction to savepoint a", False),
+        ("COMMITTED", False),
+        ("SELECT 'COMMIT'", False),
+        ("PREPARE a AS SELECT 1", False),
+        ("-- COMMIT\nSELECT 1", False),
+    ],
+)
+def test_sql_that_ends_a_transaction_is_refused_on_postgresql(
+    statement: Any, *, is_refused: bool
+) -> None:
+    """Before it is sent."""
+    cursor = Mock(connection=SimpleNamespace(info=SimpleNamespace(transaction_status=2)))
+    cursor.pgconn = cursor.connection.pgconn = None
+    if is_refused:
+        with pytest.raises(Invalid, match=r"^connection must not end .* was refused.*Leave the"):
+            check_statement(statement, cursor)
+    else:
+        check_statement(statement, cursor)
+
+
+def test_nothing_but_its_owner_ends_a_transaction(tmp_path: Path) -> None:
+    """On SQLite, by whichever way; and nothing is committed after one that has ended by itself."""
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as owner:
+        owner.execute("CREATE TABLE effects (id UNIQUE)")
+
+    @contextmanager
+    def begin() -> Iterator[GuardedConnection]:
+        connection = sqlite3.connect(path, isolation_level=None, factory=GuardedConnection)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.guard()
+        connection.execute("INSERT INTO effects VALUES (1)")
+        yield connection
+        connection.close()
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT * FROM effects").fetchall() == []
+
+    endings: list[Callable[[GuardedConnection], object]] = [
+        lambda own: own.commit(),
+        lambda own: own.rollback(),
+        lambda own: own.__enter__(),
+        lambda own: own.executescript("SELECT 1"),
+        lambda own: own.cursor().executescript("SELECT 1"),
+        lambda own: own.execute("/* now */ COMMIT"),
+        lambda own: own.execute("end transaction"),
+        lambda own: own.execute("ROLLBACK"),
+    ]
+    for end in endings:
+        with begin() as own:
+            own.set_authorizer(lambda *_: sqlite3.SQLITE_OK)
+            with pytest.raises(Invalid, match="Leave the block"):
+                end(own)
+            own.execute("SELECT * FROM effects").fetchall()
+            with pytest.raises(Invalid, match="was refused"):
+                own.end_guard()
+    with begin() as own:
+        with pytest.raises(sqlite3.IntegrityError):
+            own.execute("INSERT OR ROLLBACK INTO effects VALUES (1)")
+        with pytest.raises(Invalid, match="a statement has rolled it back"):
+            own.execute("INSERT INTO effects VALUES (2)")
+    with begin() as own:
+        own.execute("SAVEPOINT inner")
+        own.execute("INSERT INTO effects VALUES (2)")
+        own.execute("ROLLBACK TO inner")
+        own.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            own.execute("SELECT id FROM effects WHERE id = 3")
+        own.end_guard()
+
+
 @pytest.mark.parametrize("ending", ["cut", "close"])
 @pytest.mark.parametrize("left", ["cursor", "iteration", "error", "progress handler", "authorizer"])
 def test_the_end_of_a_transaction_lets_others_write(tmp_path: Path, ending: str, left: str) -> None:
@@ -917,7 +1043,7 @@ def test_the_end_of_a_transaction_lets_others_write(tmp_path: Path, ending: str,
     with closing(sqlite3.connect(path)) as owner, owner:
         owner.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY)")
         owner.execute("INSERT INTO effects VALUES (1), (2)")
-    kind = sqlite_transactions._Connection
+    kind = GuardedConnection
     connection = sqlite3.connect(path, isolation_level=None, factory=kind)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("INSERT INTO effects VALUES (3)")
@@ -948,7 +1074,7 @@ def test_the_end_of_a_transaction_lets_others_write(tmp_path: Path, ending: str,
 def test_a_transaction_is_cut_while_a_thread_reads_from_it(tmp_path: Path) -> None:
     """On SQLite: the reader gets an error, and nothing of Python breaks; others write at once."""
     path = tmp_path / "app.db"
-    kind = sqlite_transactions._Connection
+    kind = GuardedConnection
     for _ in range(20):
         connection = sqlite3.connect(
             path, isolation_level=None, factory=kind, check_same_thread=False
@@ -995,7 +1121,7 @@ def test_time_limits_hold_after_an_idle_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_transaction_that_is_being_ended_is_not_cut(tmp_path: Path) -> None:
     """Its time ends while it commits: the outcome of COMMIT counts."""
-    kind = sqlite_transactions._Connection
+    kind = GuardedConnection
     connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None, factory=kind)
     connection.execute("BEGIN IMMEDIATE")
     opened = sqlite_transactions._SqliteTransaction(connection, 5.0, "tasks", Mock(), Mock())

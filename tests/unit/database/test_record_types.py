@@ -86,12 +86,28 @@ WIDE = Wide(
 )
 
 
+OLD = dt.datetime(1880, 1, 1, tzinfo=dt.timezone(dt.timedelta(minutes=53, seconds=28)))
+
+
 @dataclasses.dataclass
 class Order:
     """A dataclass."""
 
     number: int
     note: str = ""
+
+
+@dataclasses.dataclass
+class Gift(Order):
+    """A dataclass with one field more."""
+
+    card: str = ""
+
+
+class Flat(Address):
+    """A struct with one field more."""
+
+    floor: int = 3
 
 
 class Visit(typing.TypedDict):
@@ -108,6 +124,12 @@ class Mail(pydantic.BaseModel):
     copies: list[str] = []
     sent_at: dt.datetime | None = pydantic.Field(None, alias="sentAt")
     before: "Mail | None" = None
+
+
+class Letter(Mail):
+    """A model with one field more."""
+
+    stamp: str = ""
 
 
 class Event(msgspec.Struct, tag_field="kind", tag="event"):
@@ -202,6 +224,12 @@ def test_a_type_has_a_schema_that_accepts_its_objects(
         (Wide, msgspec.structs.replace(WIDE, whatever=b"a"), "has a field that would be read back"),
         (Wide, {"whatever": [dt.date(2027, 1, 1)]}, "whatever would be read back as text"),
         (Wide, msgspec.structs.replace(WIDE, limits={1: 2}), "limits has a key that must be `str`"),
+        (Wide, msgspec.structs.replace(WIDE, at=OLD), "Wide has the UTC offset 0:53:28, which"),
+        (Wide, {"at": OLD}, "Wide has the UTC offset 0:53:28, which would be stored without"),
+        (Mail, Mail(to="a", sentAt=OLD), "Mail has the UTC offset 0:53:28"),
+        (Order, Gift(1), "Order is .*Gift, and would be read back as .*Order without card"),
+        (Wide, msgspec.structs.replace(WIDE, homes=[Flat("a")]), "is .*Flat, .* without floor"),
+        (Mail, Letter(to="a", sentAt=None), "is .*Letter, .* without stamp"),
     ],
 )
 def test_what_is_not_of_the_type_is_refused(kind: type[Any], value: Any, reason: str) -> None:

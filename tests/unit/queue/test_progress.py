@@ -80,6 +80,20 @@ async def test_reports_collect_while_one_is_stored(stored: Stored) -> None:
     stored.pauses.pop().set()
     await settle_down()
     assert stored.requests[-2:] == [["2"], {"1": (0.9, "")}]
+    # It was not stored: it is sent again, unless its message has ended.
+    writer.report(two, 0.7, "")
+    stored.pauses.pop().set()
+    await settle_down()
+    assert stored.requests.pop() == {"1": (0.9, ""), "2": (0.7, "")}
+    stored.is_away = False
+    writer.report(one, 0.95, "")
+    writer.end("2")
+    stored.pauses.pop().set()
+    await settle_down()
+    assert stored.requests[-2:] == [["2"], {"1": (0.95, "")}]
+    stored.pauses.pop().set()
+    await settle_down()
+    assert stored.pauses == []
     tasks[0].cancel()
     await asyncio.wait(tasks)
 

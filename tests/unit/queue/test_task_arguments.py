@@ -53,6 +53,19 @@ class Event(msgspec.Struct):
     tags: set[str] = set()
 
 
+@dataclasses.dataclass
+class Office(Address):
+    """A dataclass with one field more."""
+
+    floor: int = 3
+
+
+class Point3(Point):
+    """A struct with one field more."""
+
+    z: int = 3
+
+
 class Model:
     """Like a model of pydantic, which is known by these methods."""
 
@@ -80,6 +93,7 @@ class Model:
 
 
 NOON = dt.datetime(2027, 1, 31, 12, tzinfo=dt.UTC)
+OLD_NOON = dt.datetime(1880, 1, 31, 12, tzinfo=dt.timezone(dt.timedelta(minutes=53, seconds=28)))
 VALUES: list[tuple[Any, Any]] = [
     (str, "a"),
     (int | None, None),
@@ -90,6 +104,7 @@ VALUES: list[tuple[Any, Any]] = [
     (set[str], {"a"}),
     (bytes, b"\x00\xff"),
     (dt.datetime, NOON),
+    (dt.datetime, OLD_NOON.replace(tzinfo=dt.timezone(dt.timedelta(minutes=53)))),
     (dt.date, NOON.date()),
     (dt.timedelta, dt.timedelta(seconds=90)),
     (uuid.UUID, uuid.UUID(int=5)),
@@ -169,6 +184,14 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: build(dict).encode({"a": [b"b"]}), "^value has a value or a key that is not JSON"),
     (lambda: build(dict[str, Any]).encode({"a": {1: 2}}), "^value has a value or a key that is"),
     (lambda: build(Event).encode(Event(NOON, NOON)), "^value has a value or a key that is not"),
+    (lambda: build(dt.datetime).encode(OLD_NOON), "^value has the UTC offset 0:53:28, which would"),
+    (lambda: build(dt.time).encode(OLD_NOON.timetz()), "^value has the UTC offset 0:53:28"),
+    (lambda: build(Event).encode(Event(OLD_NOON)), "^value has the UTC offset .* Convert it by"),
+    (
+        lambda: build(Address).encode(Office("x")),
+        "^value is .*Office, and would be read back as .*Address without floor .*Annotate .*Office",
+    ),
+    (lambda: build(dict[str, list[Point]]).encode({"a": [Point3(1)]}), "as .*Point without z"),
     (lambda: build(int).decode_result("x"), "^result is not what give"),
 ]
 
@@ -178,6 +201,25 @@ def test_wrong_arguments_are_refused_with_their_name(call: Callable[[], Any], pr
     """Before anything is stored, and by a worker whose function takes something else."""
     with pytest.raises(Invalid, match=problem):
         call()
+
+
+def test_a_result_that_would_lose_something_is_not_kept() -> None:
+    """Who stores it reports why; it is not stored as another time."""
+    for kind in (dt.datetime, Any):
+        assert build(kind).encode_result(OLD_NOON) is OLD_NOON
+    assert build(list[Event]).encode_result([Event(NOON)]) == [
+        {"at": "2027-01-31T12:00:00Z", "data": None, "tags": []}
+    ]
+
+
+def test_a_subclass_without_fields_of_its_own_is_stored() -> None:
+    """It is read back as the type that is annotated, and nothing is lost."""
+
+    class Home(Address):
+        """Another name."""
+
+    stored = build(Address).encode(Home("x"))
+    assert build(Address).call(stored) == Address("x")
 
 
 def test_a_long_value_is_shortened_in_an_error() -> None:

@@ -16,7 +16,7 @@ from hostile import HOSTILE, build_error, contain
 from waiting import until
 
 from jobsync import Components
-from jobsync.scheduler.context import JobContext, find_calling_context
+from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionOutcome
 from jobsync.testing.loop import block
 from jobsync.user_code import UserThreads
@@ -576,26 +576,24 @@ _mark: ContextVar[str] = ContextVar("mark", default="")
 
 
 def test_an_action_has_a_context_of_its_own() -> None:
-    """It sees the caller's variables and changes none. Its calls find out who calls."""
+    """It sees the caller's variables and changes none."""
 
-    def look(context: JobContext) -> str:
-        assert find_calling_context() is context
+    def look() -> str:
         seen = _mark.get()
         _mark.set("inner")
         return seen
 
     async def act(db: Any, context: JobContext) -> str:
-        return look(context)
+        return look()
 
     def function(db: Any, context: JobContext) -> str:
-        return look(context)
+        return look()
 
     async def story(stage: ActionStage) -> None:
         _mark.set("outer")
         for action in (act, function):
             assert (await stage.run(action)).result == "outer"
         assert _mark.get() == "outer"
-        assert find_calling_context() is None
 
     play(story)
 

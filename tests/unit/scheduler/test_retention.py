@@ -5,8 +5,11 @@ import random
 from typing import Any, cast
 
 import pytest
+from chance import FakeClock, SeededRandomness
 
-from jobsync.errors import Corrupt, Unavailable
+from jobsync.components import Components
+from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
+from jobsync.events import Events
 from jobsync.scheduler.retention import HistoryRetention
 
 DAY = 86_400.0
@@ -48,7 +51,9 @@ class Stage:
 
     def __init__(self, keep: int = 1000) -> None:
         self.jobs, self.clock, self.runs = Jobs(), Clock(), 0
-        parts: Any = (self.jobs, self.clock)
+        self.pauses = FakeClock()
+        components = Components(clock=self.pauses, randomness=SeededRandomness(0), events=Events())
+        parts: Any = (self.jobs, self.clock, components)
         self.retention = HistoryRetention(*cast("Any", parts), keep=keep, max_age=30 * DAY)
 
     async def run(self, runs: int = 0, gaps: int = 0) -> int:
@@ -111,12 +116,25 @@ async def test_nothing_is_old_by_a_wrong_clock() -> None:
     assert await stage.run(runs=10) == 1
 
 
-async def test_a_removal_that_fails_is_left_to_the_next() -> None:
-    """Nothing depends on it. A job that cannot be read is reported."""
+async def test_a_removal_without_an_answer_is_tried_again() -> None:
+    """After pauses, without further runs. Found: it was left to the next ten runs."""
     stage = Stage(10)
-    stage.jobs.failures = [Corrupt("key", "damaged"), Unavailable("store", "it is down", "wait")]
-    assert await stage.run(runs=30) == 1
+    down = [Unavailable("store", "it is down", "wait"), OutcomeUnknown("key")]
+    stage.jobs.failures = [*down]
+    began = stage.pauses.mono_seconds
+    assert await stage.run(runs=10) == 1
+    assert stage.jobs.failures == []
+    assert 0 < stage.pauses.mono_seconds - began <= 0.5 + 1.0
+    assert await stage.run(runs=9) == 0
+
+
+async def test_a_job_that_cannot_be_read_is_reported() -> None:
+    """Trying again would not help; its next runs do."""
+    stage = Stage(10)
+    stage.jobs.failures = [Corrupt("key", "damaged")]
+    assert await stage.run(runs=10) == 0
     assert stage.jobs.reported == ["job"]
+    assert await stage.run(runs=10) == 1
 
 
 @pytest.mark.parametrize("keep", [1, 10, 1000])

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from chance import FakeClock, SeededRandomness, StandingClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from jobsync import (
     Applied,
@@ -60,6 +62,33 @@ async def let_run() -> None:
     """Run all tasks that can."""
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("error", [ReplyLost("gone"), Unavailable("server", "gone")])
+async def test_a_notification_that_was_lost_is_sent_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pauses that grow to a second. Found: others learned of the change at their next poll."""
+    clock = FakeClock()
+    pool = RecordingPool(clock)
+    notifier = Notifier(cast("Any", pool), "channel", build_components(clock), listens=True)
+    failures: list[float] = []
+
+    async def fail(statement: str, parameters: Any) -> list[Any]:
+        failures.append(clock.mono_seconds)
+        if len(failures) == 6:
+            monkeypatch.undo()
+        notifier.notify_later(["b"])
+        del statement, parameters
+        raise error
+
+    monkeypatch.setattr(pool, "run", fail)
+    notifier.notify_later(["a"])
+    await until(lambda: pool.sent, "the notification is sent", 10)
+    assert {topic for _, topic in pool.sent} == {"a", "b"}
+    waits = [late - early for early, late in pairwise([*failures, pool.sent[0][0]])]
+    assert waits == pytest.approx([COOLDOWN + pause for pause in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0)])
+    await notifier.close()
 
 
 pauses = st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.06, 0.2])

@@ -32,6 +32,7 @@ class PagesDirectory(QueueDirectory):
         self._store = store
         self._components = components
         self._log = CorruptionLog(TOPIC, components.events)
+        self.set_aside: set[str] = set()
 
     async def read_contents(self) -> Mapping[str, QueueContent]:
         """Return the content of each queue."""
@@ -70,6 +71,7 @@ class PagesDirectory(QueueDirectory):
         pages = PageReader(self._store, queue, self._components)
         now = self._components.clock.wall().seconds
         infos = await read_infos(pages, queue, now, lanes=lanes or (LIVE_LANE, DEAD_LANE))
+        self.set_aside.update(pages.list_set_aside())
         return [_hide_cursor(info) for info in infos]
 
 

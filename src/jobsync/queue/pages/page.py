@@ -32,7 +32,6 @@ import msgspec
 
 from jobsync.core.arguments import LONGEST_DELAY
 from jobsync.core.codec import MAX_DEPTH, MAX_VALUE, Json
-from jobsync.core.keys import escape
 from jobsync.core.retry import MAX_ATTEMPTS
 from jobsync.errors import Corrupt
 from jobsync.queue.backend import MESSAGE_FORMAT, PLAIN_FORMAT, Failure
@@ -58,7 +57,6 @@ __all__ = [
     "encode_page",
     "find_format",
     "keep_class",
-    "lane_prefix",
     "name_page",
     "read_class",
     "read_due",
@@ -264,11 +262,6 @@ def _find_mark(message: PageMessage, now: float) -> PageMark:
             return PageMark.KEPT
         case _:
             return PageMark.DONE
-
-
-def lane_prefix(queue: str, lane: str) -> str:
-    """Return the prefix of the pages in one lane of a queue."""
-    return f"page/{escape(queue, 'queue')}/{lane}/"
 
 
 def name_page(due: float, nonce: str, priority: int = 0) -> str:

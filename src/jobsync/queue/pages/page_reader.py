@@ -195,6 +195,10 @@ class PageReader:
         """Whether a page could not be understood when it was last read."""
         return place in self._damaged or place in self._unusable
 
+    def list_set_aside(self) -> list[str]:
+        """Return the keys of the pages that could not be understood when they were last read."""
+        return [f"{self._prefix}{place}" for place in sorted({*self._damaged, *self._unusable})]
+
     def find_open(self, place: str, version: str | None = None) -> OpenPage | None:
         """Return a page that is in hand, if it has that version."""
         found = self._open.get(place)

@@ -89,15 +89,7 @@ class _ScanState(msgspec.Struct):
 
 
 class PostgresBackend(PostgresForgetting, SqlBackend):
-    """The messages of a queue in a schema.
-
-    Args:
-        access: the connection to the tables.
-        queue: its name.
-        components: time, randomness and events.
-        order: which messages are claimed first.
-        limits: how many are in work at a time, and in which time.
-    """
+    """The messages of a queue in a schema. Its arguments are those of `SqlBackend`."""
 
     def __init__(
         self,

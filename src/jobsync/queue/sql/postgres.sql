@@ -345,31 +345,29 @@ ctid AS place, {size}, position
 -- Whether a ready message may be claimed.
 queue = %(queue)s AND NOT %(suspects)s AND {is_known} AND {is_open}
 
--- name: claim_fifo
--- The parts of `claim` that depend on the order: how ready messages are chosen. Those with a priority
--- come last: another process has pushed them, whose order is by priority.
-plain AS MATERIALIZED (
-  SELECT {candidate} FROM {schema}.jobsync_message
-  WHERE {is_claimable} AND state = 'ready' AND position >= %(floor)s
-  ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
-), ranked AS MATERIALIZED (
+-- fragment: ranked_last
+-- Messages with a priority come last: another process has pushed them, whose order is by priority.
+ranked AS MATERIALIZED (
   SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ranked'
   ORDER BY priority DESC, position
   LIMIT (SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM plain) AS f)
   FOR UPDATE SKIP LOCKED
 ), fresh AS (SELECT * FROM plain UNION ALL SELECT * FROM ranked);
 
+-- name: claim_fifo
+-- The parts of `claim` that depend on the order: how ready messages are chosen.
+plain AS MATERIALIZED (
+  SELECT {candidate} FROM {schema}.jobsync_message
+  WHERE {is_claimable} AND state = 'ready' AND position >= %(floor)s
+  ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
+), {ranked_last};
+
 -- name: claim_lifo
 -- Likewise, the newest first.
 plain AS MATERIALIZED (
   SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ready'
   ORDER BY position DESC LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
-), ranked AS MATERIALIZED (
-  SELECT {candidate} FROM {schema}.jobsync_message WHERE {is_claimable} AND state = 'ranked'
-  ORDER BY priority DESC, position
-  LIMIT (SELECT %(limit)s - count(*) FROM (SELECT FROM late UNION ALL SELECT FROM plain) AS f)
-  FOR UPDATE SKIP LOCKED
-), fresh AS (SELECT * FROM plain UNION ALL SELECT * FROM ranked);
+), {ranked_last};
 
 -- name: claim_priority
 -- Likewise, by priority: those above 0, those without, those below 0.

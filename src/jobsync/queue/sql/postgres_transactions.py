@@ -23,10 +23,17 @@ from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt, Settlement
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.sql.claims import UnsettledClaims
+from jobsync.queue.sql.guarded_cursors import GuardedAsyncCursor, GuardedBlockingCursor
 from jobsync.queue.sql.joined_connections import build_connection_error
 from jobsync.queue.sql.postgres_places import PostgresPlaces, build_columns
-from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
-from jobsync.stores.sql import Parameters, PostgresAccess, Steps
+from jobsync.queue.transaction_backend import (
+    END_FIX,
+    ClaimOutcome,
+    OpenTransaction,
+    TransactionBackend,
+    build_ended_error,
+)
+from jobsync.stores.sql import Parameters, PostgresAccess, Steps, UserConnections
 from jobsync.user_code import UserThreads
 
 __all__ = ["PostgresTransactions"]
@@ -45,7 +52,6 @@ _SERVER_MARGIN = 5.0
 """Seconds by which the server's limits are longer than those of the transaction."""
 _FIX = "pass a psycopg connection to the database that the queue is in"
 _FAILED = "has a statement that failed", "run it within connection.transaction()"
-_END_FIX = "leave COMMIT, ROLLBACK and close() to context.transaction()"
 
 _BEGUN = """
 SELECT txid_current()::text, set_config('idle_in_transaction_session_timeout', %(idle)s, true),
@@ -92,11 +98,10 @@ class _PostgresTransaction(OpenTransaction):
             raise Invalid("connection", "psycopg", *_FAILED) from error
         except psycopg.Error as error:
             if connection.closed and not connection.broken:
-                raise Invalid("connection", "psycopg", "was closed", _END_FIX) from error
+                raise Invalid("connection", "psycopg", "was closed", END_FIX) from error
             raise Unavailable(self._topic, f"the transaction was rolled back: {error}") from error
         if number != self._number:
-            problem = "has no transaction of the block any more"
-            raise Invalid("connection", "psycopg", problem, _END_FIX)
+            raise build_ended_error("psycopg", "another one has begun")
 
     async def commit(self) -> None:
         """Commit it."""
@@ -110,7 +115,7 @@ class _PostgresTransaction(OpenTransaction):
             if severity is None and not isinstance(error, psycopg.OperationalError):
                 # psycopg's own: a block of the handler's is open, and nothing was sent.
                 raise Invalid(
-                    "connection", "psycopg", f"cannot commit: {error}", _END_FIX
+                    "connection", "psycopg", f"cannot commit: {error}", END_FIX
                 ) from error
             # An ERROR comes before the commit. An error that ends the connection may come after it.
             if severity != "ERROR":
@@ -179,38 +184,47 @@ class PostgresTransactions(TransactionBackend):
         self._limits = limits
 
     async def begin(self, limit: float, *, is_blocking: bool) -> OpenTransaction:
-        """Open a connection and begin."""
+        """Open a connection and begin.
+
+        Raises:
+            Invalid: the store opens no connections for users.
+        """
+        connections = self.access.user_connections
+        if connections is None:
+            problem = "has no transactions: its store opens no connections for users"
+            raise Invalid("queue", self._topic, problem, "open the database by its URL")
+        begin = self._begin_blocking if is_blocking else self._begin
         try:
             async with asyncio.timeout(_OPENING_TIME):
-                if is_blocking:
-                    return await self._begin_blocking(limit)
-                return await self._begin(limit)
+                return await begin(connections, limit)
         except TimeoutError as error:
             reason = f"no transaction began within {_OPENING_TIME:g} s"
             raise Unavailable(self._topic, reason) from error
         except psycopg.Error as error:
             raise Unavailable(self._topic, f"no transaction could begin: {error}") from error
 
-    async def _begin(self, limit: float) -> OpenTransaction:
-        connection = await self.access.open_user_connection()
+    async def _begin(self, connections: UserConnections, limit: float) -> OpenTransaction:
+        connection = await connections.open_user_connection()
         try:
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             block = connection.transaction()
             await block.__aenter__()
             rows = await _execute(connection, _BEGUN, _build_limits(limit))
+            connection.cursor_factory = GuardedAsyncCursor
             return _PostgresTransaction(connection, block, rows[0][0], limit, self._topic)
         except BaseException:
             await connection.close()
             raise
 
-    async def _begin_blocking(self, limit: float) -> OpenTransaction:
+    async def _begin_blocking(self, connections: UserConnections, limit: float) -> OpenTransaction:
         def begin() -> tuple[Any, Any, str]:
-            connection = self.access.open_blocking_connection()
+            connection = connections.open_blocking_connection()
             try:
                 connection.isolation_level = IsolationLevel.READ_COMMITTED
                 block = connection.transaction()
                 block.__enter__()
                 rows = _execute_blocking(connection, _BEGUN, _build_limits(limit))
+                connection.cursor_factory = GuardedBlockingCursor
             except BaseException:
                 connection.close()
                 raise

@@ -63,15 +63,7 @@ _ID, _FINISHED = 1, 13
 
 
 class SqliteBackend(SqliteMessageOperations, SqlBackend):
-    """The messages of a queue in a file.
-
-    Args:
-        access: the connection to the file.
-        queue: its name.
-        components: time, randomness and events.
-        order: which messages are claimed first.
-        limits: how many are in work at a time, and in which time.
-    """
+    """The messages of a queue in a file. Its arguments are those of `SqlBackend`."""
 
     def __init__(
         self,

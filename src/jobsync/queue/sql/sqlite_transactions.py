@@ -8,21 +8,25 @@ connection refuses to write from then on: nothing that follows commits by itself
 import asyncio
 import sqlite3
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 from jobsync.core.codec import Json
-from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
+from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Receipt, Settlement
 from jobsync.queue.sql.claims import UnsettledClaims
+from jobsync.queue.sql.guarded_connection import GuardedConnection
 from jobsync.queue.sql.joined_connections import SQLITE_FIX, build_connection_error
 from jobsync.queue.sql.sqlite_claims import complete_claim, settle_claim
 from jobsync.queue.sql.sqlite_places import SQL
-from jobsync.queue.transaction_backend import ClaimOutcome, OpenTransaction, TransactionBackend
+from jobsync.queue.transaction_backend import (
+    ClaimOutcome,
+    OpenTransaction,
+    TransactionBackend,
+    build_ended_error,
+)
 from jobsync.stores.sql import SqliteAccess
 from jobsync.stores.threads import ThreadPool
 
@@ -36,145 +40,6 @@ _BUSY_TIMEOUT = 30.0
 _THREADS = 4
 """One for the handler whose turn it is; others end transactions whose time was over."""
 _SAVEPOINT = "jobsync_transaction"
-_INTERRUPT_INTERVAL = 0.05
-_CURSORS = 100
-"""How many cursors are noted before those that are gone are forgotten."""
-
-
-class _Cursor(sqlite3.Cursor):
-    """A cursor that refuses statements once its connection is cut. One thread at a time uses it."""
-
-    connection: "_Connection"
-
-    def execute(self, *arguments: Any) -> "_Cursor":
-        """Run a statement."""
-        with self.connection.use():
-            super().execute(*arguments)
-        return self
-
-    def executemany(self, *arguments: Any) -> "_Cursor":
-        """Run a statement for each of many parameters."""
-        with self.connection.use():
-            super().executemany(*arguments)
-        return self
-
-    def executescript(self, *arguments: Any) -> "_Cursor":
-        """Run statements."""
-        with self.connection.use():
-            super().executescript(*arguments)
-        return self
-
-    def fetchone(self) -> Any:
-        """Return the next row; None at the end."""
-        with self.connection.use():
-            return super().fetchone()
-
-    def fetchmany(self, *arguments: Any, **options: Any) -> list[Any]:
-        """Return the next rows."""
-        with self.connection.use():
-            return super().fetchmany(*arguments, **options)
-
-    def fetchall(self) -> list[Any]:
-        """Return all rows that are left."""
-        with self.connection.use():
-            return super().fetchall()
-
-    def __next__(self) -> Any:
-        """Return the next row."""
-        with self.connection.use():
-            return super().__next__()
-
-
-class _Connection(sqlite3.Connection):
-    """The connection of a transaction.
-
-    A statement that is interrupted has rolled back, and the next one would commit by itself. So it
-    is refused here: the database can be told only when the interrupted one has ended.
-
-    Closing alone does not end the transaction while there is a cursor with a statement. The handler
-    may have kept it, and so does the traceback of an error that somebody keeps.
-    """
-
-    is_cut = False
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        # Python does not survive it if one thread closes a cursor that another one reads from.
-        self._in_use = threading.RLock()
-        self._cursors: list[weakref.ref[_Cursor]] = []
-        """Those that may have a statement."""
-        self._most = _CURSORS
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Keep other threads from using it; raise if nothing may be done with it any more."""
-        with self._in_use:
-            if self.is_cut:
-                raise sqlite3.OperationalError("attempt to write after the time of the transaction")
-            yield
-
-    def cursor(self, factory: Any = _Cursor) -> Any:
-        """Return a cursor."""
-        cursor = super().cursor(factory)
-        if isinstance(cursor, _Cursor):
-            with self._in_use:
-                self._note(cursor)
-        return cursor
-
-    def _note(self, cursor: _Cursor) -> None:
-        if len(self._cursors) >= self._most:
-            self._cursors = [each for each in self._cursors if each() is not None]
-            self._most = max(_CURSORS, 2 * len(self._cursors))
-        self._cursors.append(weakref.ref(cursor))
-
-    def execute(self, *arguments: Any) -> Any:
-        """Run a statement."""
-        return self.cursor().execute(*arguments)
-
-    def executemany(self, *arguments: Any) -> Any:
-        """Run a statement for each of many parameters."""
-        return self.cursor().executemany(*arguments)
-
-    def executescript(self, *arguments: Any) -> Any:
-        """Run statements."""
-        return self.cursor().executescript(*arguments)
-
-    def cut(self) -> None:
-        """Roll back, whatever another thread does with this connection."""
-        self.is_cut = True
-        self.interrupt()
-        while not self._in_use.acquire(timeout=_INTERRUPT_INTERVAL):
-            # It had not begun when it was interrupted.
-            self.interrupt()
-        try:
-            self._end_statements()
-            own = super().cursor()
-            own.execute("PRAGMA query_only=ON")
-            if self.in_transaction:
-                own.execute("ROLLBACK")
-        finally:
-            self._in_use.release()
-
-    def close(self) -> None:
-        """Roll back what was not committed, and close."""
-        with self._in_use:
-            with suppress(sqlite3.Error):
-                self._end_statements()
-                if self.in_transaction:
-                    super().rollback()
-            super().close()
-
-    def _end_statements(self) -> None:
-        """End what the handler has begun to read, and what it has set to stop statements.
-
-        While one statement is open, all that follow an interrupt are interrupted, too.
-        """
-        for each in self._cursors:
-            cursor = each()
-            if cursor is not None:
-                cursor.close()
-        self.set_progress_handler(None, 0)
-        self.set_authorizer(None)
 
 
 class _SqliteTransaction(OpenTransaction):
@@ -190,7 +55,7 @@ class _SqliteTransaction(OpenTransaction):
 
     def __init__(
         self,
-        connection: _Connection,
+        connection: GuardedConnection,
         limit: float,
         topic: str,
         threads: ThreadPool,
@@ -211,9 +76,9 @@ class _SqliteTransaction(OpenTransaction):
     async def check(self) -> None:
         """Check that it is the transaction that was begun: its savepoint exists."""
         try:
-            await self._threads.run(self.connection.execute, f"RELEASE {_SAVEPOINT}")
+            await self._threads.run(_check, self.connection)
         except sqlite3.Error as error:
-            raise _build_ended(error) from error
+            raise build_ended_error("sqlite3", str(error)) from error
 
     async def commit(self) -> None:
         """Commit it."""
@@ -292,7 +157,7 @@ class SqliteTransactions(TransactionBackend):
         outcome = await self.access.write(lambda each: _find_outcome(each, receipt), self._topic)
         return "open" if outcome == "o" else "completed" if outcome in {"c", "f"} else "ended"
 
-    def _open(self) -> _Connection:
+    def _open(self) -> GuardedConnection:
         # Not created if somebody has removed it.
         uri = f"file:{quote(str(self.access.path))}?mode=rw"
         try:
@@ -301,13 +166,14 @@ class SqliteTransactions(TransactionBackend):
                 _BUSY_SLICE,
                 isolation_level=None,
                 check_same_thread=False,
-                factory=_Connection,
+                factory=GuardedConnection,
                 uri=True,
             )
             try:
                 connection.execute("PRAGMA synchronous=FULL")
                 self._begin(connection)
                 connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+                connection.guard()
             except BaseException:
                 connection.close()
                 raise
@@ -373,19 +239,20 @@ def _build_release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock) -> Calla
     return release
 
 
-def _close_unwanted(release: Callable[[], None], opening: "asyncio.Future[_Connection]") -> None:
+def _close_unwanted(
+    release: Callable[[], None], opening: "asyncio.Future[GuardedConnection]"
+) -> None:
     """Close a connection whose caller was cancelled."""
     if opening.exception() is None:
         _close(opening.result())
     release()
 
 
+def _check(connection: GuardedConnection) -> None:
+    connection.end_guard()
+    connection.execute(f"RELEASE {_SAVEPOINT}")
+
+
 def _close(connection: sqlite3.Connection) -> None:
     with suppress(sqlite3.Error):
         connection.close()
-
-
-def _build_ended(error: sqlite3.Error) -> Invalid:
-    problem = f"has no transaction of the block any more ({error})"
-    fix = "leave COMMIT, ROLLBACK and close() to context.transaction()"
-    return Invalid("connection", "sqlite3", problem, fix)

@@ -13,11 +13,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from psycopg import AsyncConnection, Connection
-from psycopg.rows import TupleRow
 from psycopg.sql import quote
 
 from jobsync.components import Components
+from jobsync.core.retry import ExponentialBackoff
 from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.listener import Listener
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
@@ -27,6 +26,7 @@ __all__ = ["Notifier", "PoolAccess"]
 
 T = TypeVar("T")
 
+_BACKOFF = ExponentialBackoff(first=0.1, longest=1.0)
 _COOLDOWN = 0.05
 _POLL_INTERVAL = 0.5
 _MAX_COOLDOWNS = 1000
@@ -102,7 +102,9 @@ class Notifier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._deferred:
-            await self._notify()
+            # Waiters poll, too.
+            with suppress(ReplyLost, Misconfigured, Unavailable):
+                await self._notify()
         self._wake_all()
 
     def _start_cooldown(self, topics: Iterable[str], now: float) -> None:
@@ -112,16 +114,25 @@ class Notifier:
         ends.update(dict.fromkeys(topics, now + _COOLDOWN))
 
     async def _notify_deferred(self) -> None:
+        failures = 0
         while self._deferred:
-            await self._clock.sleep(_COOLDOWN)
-            await self._notify()
+            await self._clock.sleep(_COOLDOWN + _BACKOFF.limit(failures))
+            topics = self._deferred
+            try:
+                await self._notify()
+                failures = 0
+            except Misconfigured:
+                # The next statement raises it.
+                return
+            except (ReplyLost, Unavailable):
+                # Waiters would find out at their next poll, which may be half a minute away.
+                self._deferred |= topics
+                failures += 1
 
     async def _notify(self) -> None:
         topics, self._deferred = self._deferred, set()
         self._start_cooldown(topics, self._clock.mono().seconds)
-        # Waiters poll too; the next statement raises if something is wrong.
-        with suppress(ReplyLost, Misconfigured, Unavailable):
-            await self._pool.run(_NOTIFY, [self.channel, list(topics)])
+        await self._pool.run(_NOTIFY, [self.channel, list(topics)])
 
     async def _listen(self) -> None:
         """Pass on the notifications that this process receives, until cancelled."""
@@ -211,6 +222,7 @@ class PoolAccess(PostgresAccess):
     def __init__(self, pool: PostgresPool, notifier: Notifier, schema: str) -> None:
         self.schema = schema
         self.channel = notifier.channel
+        self.user_connections = pool
         self._pool = pool
         self.notifier = notifier
 
@@ -223,14 +235,6 @@ class PoolAccess(PostgresAccess):
         """Run statements in one transaction, and return their result."""
         with _public_errors(place):
             return await self._pool.run_steps(build)
-
-    async def open_user_connection(self) -> AsyncConnection[TupleRow]:
-        """Open a connection for the user's SQL."""
-        return await self._pool.open_user_connection()
-
-    def open_blocking_connection(self) -> Connection[TupleRow]:
-        """Open a connection for the user's SQL in a plain function."""
-        return self._pool.open_blocking_connection()
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str

@@ -18,7 +18,6 @@ from jobsync.queue.pages.page import (
     encode_page,
     find_format,
     keep_class,
-    lane_prefix,
     name_page,
     read_due,
     read_page,
@@ -40,7 +39,6 @@ def test_names_sort_by_due_time_and_say_it() -> None:
     names = [name_page(time, NONCE) for time in times]
     assert names == sorted(names)
     assert [read_due(name) for name in names] == times
-    assert lane_prefix("default/mails", "0") == "page/default.Fmails/0/"
 
 
 def test_names_of_urgent_pages_sort_first_and_say_it() -> None:
