@@ -13,6 +13,7 @@ import servers
 from waiting import until
 
 from jobsync import Database, Document, Job, QueuePlugin, SchedulerPlugin, Task, TTLPlugin
+from jobsync.stores.postgres import pool
 
 PROMISED = 4
 """Connections of a worker process, as docs/how-to/prepare-a-store.md says."""
@@ -62,6 +63,12 @@ def url(postgres: servers.PostgresServer) -> Iterator[str]:
     name = f"connections_{os.getpid()}_{next(_numbers)}"
     yield postgres.create_database(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_statement_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine any statement may take two seconds, and then others get a connection."""
+    monkeypatch.setattr(pool, "_CHECK_INTERVAL", 600.0)
 
 
 def list_threads() -> set[str]:
