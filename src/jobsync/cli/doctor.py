@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.options import UNHEALTHY, find_missing_file, json_option, option, url_argument
+from jobsync.cli.options import (
+    UNHEALTHY,
+    chosen_app,
+    describe_target,
+    find_missing_file,
+    json_option,
+    option,
+    url_argument,
+)
 from jobsync.cli.render import Column, paint, show_rows
 from jobsync.errors import Invalid, JobsyncError, Misconfigured, Unavailable
 
@@ -52,13 +60,12 @@ def doctor(url: str | None, *, is_config: bool, as_json: bool) -> None:
         return
     import asyncio
 
-    from jobsync.stores.opening import read_url
-
-    parsed = read_url(url)
+    parsed, origin = describe_target(url)
     findings = asyncio.run(_examine(parsed))
     ok = all(finding.ok for finding in findings)
     if not as_json and sys.stdout.isatty():
-        _show(parsed, findings, ok=ok)
+        click.echo(f"{parsed} ({origin})\n")
+        _show(findings, ok=ok)
     else:
         rows = [msgspec.to_builtins(finding) for finding in findings]
         show_rows(["check", "ok", "detail", "fix"], rows, as_json=as_json)
@@ -106,7 +113,7 @@ def _find_source() -> str:
     context = click.get_current_context()
     if context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE:
         return "command line"
-    app = context.params.get("app")
+    app = chosen_app()
     return f"code of {app}" if app else ""
 
 
@@ -206,8 +213,7 @@ def _failure(check: str, error: JobsyncError) -> Finding:
             return Finding(check, ok=False, detail=str(error))
 
 
-def _show(url: StoreUrl, findings: list[Finding], *, ok: bool) -> None:
-    click.echo(f"{url}\n")
+def _show(findings: list[Finding], *, ok: bool) -> None:
     for finding in findings:
         mark = paint("pass", fg="green") if finding.ok else paint("FAIL", fg="red")
         click.echo(f"  {mark}  {finding.check}" + (f": {finding.detail}" if finding.detail else ""))

@@ -17,7 +17,7 @@ from jobsync.cli.options import (
     run_on_store,
     url_option,
 )
-from jobsync.cli.render import ago, format_time, show_facts, show_rows
+from jobsync.cli.render import ago, format_time, named_store, report_empty, show_facts, show_rows
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -56,6 +56,8 @@ def show_reason(name: str, status: Explained | None, *, as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         details: dict[str, object] = {} if status is None else msgspec.to_builtins(status)
         show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
+        if status is None and not as_json:
+            report_empty()
     else:
         show_facts(f"{name}: {reason.text}", [*_format_times(reason), *_describe(status)])
 
@@ -76,7 +78,7 @@ def _describe(status: Explained | None) -> list[tuple[str, str]]:
 
     match status:
         case None:
-            return []
+            return [("store", named_store())] if named_store() else []
         case MessageStatus():
             return _describe_message(status)
         case ScheduledJobStatus():
