@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import click
@@ -65,7 +66,7 @@ def doctor(url: str | None, *, is_config: bool, as_json: bool) -> None:
     ok = all(finding.ok for finding in findings)
     if not as_json and sys.stdout.isatty():
         click.echo(f"{parsed} ({origin})\n")
-        _show(findings, ok=ok)
+        _show(findings)
     else:
         rows = [msgspec.to_builtins(finding) for finding in findings]
         show_rows(["check", "ok", "detail", "fix"], rows, as_json=as_json)
@@ -142,6 +143,9 @@ async def _examine(url: StoreUrl) -> list[Finding]:
         return [opened, _failure("the store can be written", error)]
     finally:
         await store.close()
+    if not all(finding.ok for finding in findings):
+        # What the store is good for besides is no comfort.
+        return [opened, *findings]
     return [opened, *findings, *_describe_traits(store.traits), _describe_queues(store)]
 
 
@@ -206,17 +210,23 @@ def _failure(check: str, error: JobsyncError) -> Finding:
 
     match error:
         case Invalid() | Misconfigured():
-            return Finding(check, ok=False, detail=error.problem, fix=error.fix)
+            return Finding(check, ok=False, detail=f"{error.field} {error.problem}", fix=error.fix)
         case Unavailable():
             return Finding(check, ok=False, detail=error.reason, fix=error.fix)
         case _:
             return Finding(check, ok=False, detail=str(error))
 
 
-def _show(findings: list[Finding], *, ok: bool) -> None:
-    for finding in findings:
+def _show(findings: list[Finding]) -> None:
+    for finding, following in zip_longest(findings, findings[1:]):
         mark = paint("pass", fg="green") if finding.ok else paint("FAIL", fg="red")
         click.echo(f"  {mark}  {finding.check}" + (f": {finding.detail}" if finding.detail else ""))
-        if finding.fix:
+        # One fix for several failures is shown below the last of them.
+        if finding.fix and (following is None or following.fix != finding.fix):
             click.echo(f"        fix: {finding.fix}")
-    click.echo("\nall checks passed" if ok else "\njobsync cannot use this store as it is")
+    failed = {finding.check for finding in findings if not finding.ok}
+    if failed == {_CLOCKS}:
+        click.echo("\njobsync can use this store, but not with the clock of this machine")
+    else:
+        broken = "jobsync cannot use this store as it is"
+        click.echo(f"\n{broken if failed else 'all checks passed'}")
