@@ -33,7 +33,7 @@ _REFUSALS = {
     _NO_CREDENTIALS: ("comes without credentials", _CREDENTIALS_FIX),
     "NoSuchBucket": (
         "names a bucket that does not exist",
-        "create it, or correct its name in the url",
+        "create it, or correct its name",
     ),
     "NotImplemented": ("has no conditional writes", "use a server that has them"),
     "PermanentRedirect": ("is in another region", "name it: ?region=…"),
