@@ -11,7 +11,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.core.messages import REVOKED
+from jobsync.core.messages import explain_cancel
 from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
@@ -127,8 +127,7 @@ def _explain_message(status: MessageStatus) -> Reason:
 
 
 def _explain_cancelled(message: MessageInfo) -> Reason:
-    is_revoked = bool(message.errors) and message.errors[-1].error == REVOKED
-    text = REVOKED if is_revoked else "its handler cancelled it"
+    text = explain_cancel(message.errors[-1].error if message.errors else "")
     return Reason("cancelled", text, since=message.finished)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from jobsync.cli.why import _describe
-from jobsync.core.messages import REVOKED
+from jobsync.core.messages import CANCELLED, REVOKED
 from jobsync.queue.backend import Failure, MessageInfo
 from jobsync.queue.directory import Pause, QueueContent
 from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
@@ -276,6 +276,24 @@ def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[st
             None,
         ),
         (status(state="completed", finished=990.0), "completed", "completed", 990.0, None),
+        (
+            status(
+                state="cancelled",
+                finished=990.0,
+                errors=(Failure(1, "ValueError", 9.0), Failure(2, f"{CANCELLED}: late\nx", 990.0)),
+            ),
+            "cancelled",
+            "its handler cancelled it: late",
+            990.0,
+            None,
+        ),
+        (
+            status(state="cancelled", finished=990.0, errors=(Failure(1, "ValueError", 9.0),)),
+            "cancelled",
+            "its handler cancelled it",
+            990.0,
+            None,
+        ),
         (status(state="cancelled", finished=990.0), "cancelled", "cancelled it", 990.0, None),
         (
             status(state="cancelled", finished=990.0, errors=(Failure(0, REVOKED, 990.0),)),
