@@ -49,7 +49,7 @@ from jobsync.queue.settings import QueueOptions, QueueSettings, translate
 from jobsync.queue.task_calls import TaskCalls
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
-from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
+from jobsync.queue.worker_status import WorkerStatus, build_worker_facts, report_limits
 from jobsync.settings import Sources, resolve
 from jobsync.user_functions import check_function
 
@@ -396,6 +396,8 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         return self._backend
 
     def _publish(self, status: WorkerStatus | None) -> None:
+        if status is not None:
+            status = msgspec.structs.replace(status, limits=report_limits(self._find_limits()))
         self._get_membership().publish(**build_worker_facts(self.queue, status))
 
     def _build_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
