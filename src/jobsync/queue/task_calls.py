@@ -22,6 +22,7 @@ from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
+from jobsync.queue.events import CronUnscheduled
 from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
@@ -37,8 +38,10 @@ from jobsync.queue.tasks import (
 from jobsync.safe_text import safe_name
 from jobsync.user_functions import check_function
 
-__all__ = ["TaskCalls", "TaskOptions"]
+__all__ = ["CRON_FIX", "TaskCalls", "TaskOptions"]
 
+CRON_FIX = "write Database(plugins=[queue, SchedulerPlugin()])"
+"""What makes tasks with a cron be enqueued."""
 _FIX = "write @queue.task, or @queue.task(max_retries=5)"
 _OWN_OPTIONS = {
     *("name", "backoff", "cron", "timezone"),
@@ -221,6 +224,13 @@ class TaskCalls(ABC):
             name: {**options, "enqueue": {**queue, "task": name}}
             for name, options in self._cron_tasks.items()
         }
+
+    def _build_cron_warnings(self, queue: str) -> list[CronUnscheduled]:
+        """Return what to report of tasks with a cron that nobody enqueues."""
+        return [
+            CronUnscheduled(queue=queue, task=task, cron=str(job["schedule"]), fix=CRON_FIX)
+            for task, job in self._cron_tasks.items()
+        ]
 
     @property
     def handlers(self) -> dict[str, str]:

@@ -221,8 +221,14 @@ async def test_a_task_with_a_cron_is_enqueued_by_the_scheduler(
 
     async with Database(locate("sqlite")) as db:
         if is_first:
+            warnings: list[Any] = []
+            db.on("plg:queue:cron-unscheduled", warnings.append)
             await db.use_plugin(queue)
             assert "nightly has a cron, and no scheduler" in queue.unready()
+            await until(lambda: warnings, "it is reported")
+            (warning,) = warnings
+            assert (warning.task, warning.cron) == ("nightly", "0 3 * * *")
+            assert "SchedulerPlugin()" in warning.fix
         await db.use_plugin(scheduler)
         await db.use_plugin(queue)
         assert queue.unready() == ""
