@@ -25,6 +25,7 @@ from jobsync.database.home_loop import HomeLoop
 from jobsync.database.hooks import H, Verb
 from jobsync.database.locks import Lock
 from jobsync.database.plugin_storage import StoredValue, Ttl, _Keys
+from jobsync.database.producer import producer
 from jobsync.database.readable_resource import Names, Page, Records
 from jobsync.database.registry import Registry
 from jobsync.database.resource_calls import ModelT
@@ -45,8 +46,11 @@ from jobsync.queue.usage import UsageEstimate
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.operations import JobStatus
 from jobsync.scheduler.plugin import _A
+from jobsync.scheduler.settings import SchedulerOptions
+from jobsync.setting_fields import refuse_unknown
 from jobsync.stores.contract import Store, Where
 from jobsync.ttl import events
+from jobsync.ttl.settings import TTLOptions
 
 __all__ = [
     "CachePlugin",
@@ -115,6 +119,7 @@ class Database:
     plugins: Registry[Any]
     events: Events
     works: bool
+    @refuse_unknown(Database)
     def __init__(
         self,
         url: str | None = ...,
@@ -565,7 +570,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         on_job_complete: Callable[..., object] | None = ...,
         on_job_error: Callable[..., object] | None = ...,
         namespace: str | None = ...,
-        **options: Any,
+        **options: Unpack[SchedulerOptions],
     ) -> None: ...
     def job(
         self, schedule: str, *, name: str | None = ..., **options: Any
@@ -608,7 +613,7 @@ class TTLPlugin(CoordinatorPlugin):
         *,
         resources: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = ...,
         namespace: str | None = ...,
-        **options: Any,
+        **options: Unpack[TTLOptions],
     ) -> None: ...
     @property
     def completed_message_ttl(self) -> float | None: ...
@@ -668,6 +673,7 @@ class TaskDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> QueueTask[P, R, P, R]: ...
 
+@refuse_unknown(producer)
 def producer(
     url: str | None = ...,
     *,

@@ -58,9 +58,11 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 ResultT = TypeVar("ResultT")
 
 _STATS_INTERVAL = 60.0
-_SCHEDULER_TIME = 1.0
-"""Seconds in which a scheduler may be added after a queue with crons."""
-_ALIASES = ("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error")
+_SCHEDULER_TIME = 1.0  # seconds in which a scheduler may be added after a queue with crons
+_ALIASES = (
+    *("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error"),
+    *("resource", "payload", "timeout", "backoff", "namespace"),
+)
 
 
 @on_home_loop
