@@ -25,7 +25,6 @@ from jobsync.database.home_loop import HomeLoop
 from jobsync.database.hooks import H, Verb
 from jobsync.database.locks import Lock
 from jobsync.database.plugin_storage import StoredValue, Ttl, _Keys
-from jobsync.database.producer import producer
 from jobsync.database.readable_resource import Names, Page, Records
 from jobsync.database.registry import Registry
 from jobsync.database.resource_calls import ModelT
@@ -47,7 +46,6 @@ from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.operations import JobStatus
 from jobsync.scheduler.plugin import _A
 from jobsync.scheduler.settings import SchedulerOptions
-from jobsync.setting_fields import refuse_unknown
 from jobsync.stores.contract import Store, Where
 from jobsync.ttl import events
 from jobsync.ttl.settings import TTLOptions
@@ -119,7 +117,6 @@ class Database:
     plugins: Registry[Any]
     events: Events
     works: bool
-    @refuse_unknown(Database)
     def __init__(
         self,
         url: str | None = ...,
@@ -673,7 +670,6 @@ class TaskDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> QueueTask[P, R, P, R]: ...
 
-@refuse_unknown(producer)
 def producer(
     url: str | None = ...,
     *,
