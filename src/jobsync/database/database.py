@@ -307,7 +307,10 @@ class Database(EventEmitter, ResourceCalls):
     def _get_connection(self) -> Connection:
         """Return the connection, or raise why it cannot be used."""
         if self._connection is None:
-            fix = "use it within `async with database:`, or await database.connect() first"
+            fix = (
+                "use it within `async with database:`, or await database.connect() first; "
+                "in blocking code, use `with` of jobsync.sync"
+            )
             raise Invalid("database", self.store_name, "is not connected", fix)
         self._connection.supervisor.check()
         return self._connection
