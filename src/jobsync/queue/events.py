@@ -210,6 +210,7 @@ class CronUnscheduled(_QueueEvent, frozen=True, kw_only=True):
     """A task has a cron, and its database has no scheduler that would enqueue it."""
 
     name: ClassVar[str] = "plg:queue:cron-unscheduled"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:cron-unscheduled",)
     level: ClassVar[int] = logging.WARNING
 
     task: str

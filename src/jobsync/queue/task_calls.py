@@ -25,6 +25,8 @@ from jobsync.queue.enqueue import check_task_name
 from jobsync.queue.events import CronUnscheduled
 from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
+from jobsync.queue.placing import check_priority
+from jobsync.queue.settings import QueueSettings
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
 from jobsync.queue.tasks import (
     CallOptions,
@@ -113,6 +115,7 @@ class KnownTask(NamedTuple):
 class TaskCalls(ABC):
     """The tasks of a `QueuePlugin`."""
 
+    settings: QueueSettings
     _executor: Executor
     _known_tasks: dict[str, "KnownTask"]
     """By name."""
@@ -189,6 +192,8 @@ class TaskCalls(ABC):
         handler = MessageHandler(function, signature, retries)
         chosen = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
         known = KnownTask(signature, translate_options(cast("CallOptions", chosen)))
+        if "priority" in known.options:
+            check_priority(known.options["priority"], self.settings.order)
         job = _build_job(signature, options)
         limits = _read_limits(options)
         if limits != NO_LIMITS:

@@ -256,6 +256,7 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"name": "a", "timeout": 0}, "timeout must be"),
         ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
+        ({"name": "d", "priority": 7}, "priority has no effect in a queue whose order is 'fifo'"),
         ({"name": "d", "backoff": 5}, "backoff must be a function .got 5."),
     ]
     for options, problem in problems:
