@@ -243,8 +243,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name in {"sync", "testing"}:
+        return _importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        # With the module, from which Python suggests a similar name.
+        raise AttributeError(text, name=name, obj=_importlib.import_module(__name__))
     value = getattr(_importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -180,7 +180,8 @@ class NoResult(JobsyncError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"Message {safe_repr(self.id)} has no result, it is {self.state}: {self.reason}."
+        reason = self.reason.rstrip(".")
+        return f"Message {safe_repr(self.id)} has no result, it is {self.state}: {reason}."
 
 
 class _RecordError(JobsyncError):

@@ -1,12 +1,14 @@
 """The fields of settings: how values are converted to their types, and shown without secrets."""
 
 import dataclasses
+import inspect
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import wraps
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec.structs import FieldInfo
@@ -21,9 +23,12 @@ __all__ = [
     "describe_wrong_value",
     "fields",
     "mask_unknown",
+    "refuse_unknown",
     "show_field",
     "show_settings",
 ]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 _DESCRIPTIONS: dict[Any, str] = {
@@ -151,6 +156,32 @@ def mask_unknown(name: str, value: object, known: Iterable[str]) -> object:
     """Mask the value of an unknown name as carefully as that of the name it resembles."""
     hint = closest_name(name, known) or name
     return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
+
+
+def refuse_unknown(what: str) -> Callable[[_Function], _Function]:
+    """Make a function refuse arguments that it does not have, and name the one that was meant.
+
+    Args:
+        what: the arguments belong to, for the error.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        names = list(inspect.signature(function).parameters)
+        known = [name for name in names if name != "self"]
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name, value in kwargs.items():
+                if name not in known:
+                    hint = closest_name(name, known)
+                    fix = f"did you mean {hint}?" if hint else f"use {', '.join(known)}"
+                    shown = mask_unknown(name, value, known)
+                    raise Invalid(name, shown, f"is not an argument of {what}", fix)
+            return function(*args, **kwargs)
+
+        return cast("_Function", call)
+
+    return decorate
 
 
 def describe_wrong_value(

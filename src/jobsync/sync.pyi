@@ -45,8 +45,10 @@ from jobsync.queue.usage import UsageEstimate
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.operations import JobStatus
 from jobsync.scheduler.plugin import _A
+from jobsync.scheduler.settings import SchedulerOptions
 from jobsync.stores.contract import Store, Where
 from jobsync.ttl import events
+from jobsync.ttl.settings import TTLOptions
 
 __all__ = [
     "CachePlugin",
@@ -565,7 +567,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         on_job_complete: Callable[..., object] | None = ...,
         on_job_error: Callable[..., object] | None = ...,
         namespace: str | None = ...,
-        **options: Any,
+        **options: Unpack[SchedulerOptions],
     ) -> None: ...
     def job(
         self, schedule: str, *, name: str | None = ..., **options: Any
@@ -608,7 +610,7 @@ class TTLPlugin(CoordinatorPlugin):
         *,
         resources: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = ...,
         namespace: str | None = ...,
-        **options: Any,
+        **options: Unpack[TTLOptions],
     ) -> None: ...
     @property
     def completed_message_ttl(self) -> float | None: ...

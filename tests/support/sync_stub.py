@@ -164,7 +164,9 @@ class _Writer:
             default[:] = [None if value is None else ast.Constant(...) for value in default]  # type: ignore[misc]
         name = "__iter__" if function.name == "__aiter__" else function.name
         body: list[ast.stmt] = [ast.Expr(ast.Constant(...))]
-        plain = ast.FunctionDef(name, arguments, body, function.decorator_list, returns, lineno=0)
+        # One with arguments, such as `refuse_unknown("Job")`, says nothing of the types.
+        decorators = [item for item in function.decorator_list if not isinstance(item, ast.Call)]
+        plain = ast.FunctionDef(name, arguments, body, decorators, returns, lineno=0)
         renamed = _Renamer().visit(plain)
         for node in ast.walk(renamed):
             if isinstance(node, ast.Name):

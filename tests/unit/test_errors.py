@@ -43,6 +43,7 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
         "url needs the package 'obstore' (got 's3://…'). Run: pip install 'jobsync-fleet[s3]'",
     ),
     (NoResult("a", "dead", "boom"), "Message 'a' has no result, it is dead: boom."),
+    (NoResult("a", "completed", "No."), "Message 'a' has no result, it is completed: No."),
     (NotFound("queue", "a"), "There is no queue 'a'."),
     (NotFound("queue", "a", ["b", "c"]), "There is no queue 'a'. Known: b, c."),
     (

@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from public_api import RECORDED, describe
 
 import jobsync
@@ -90,3 +91,19 @@ def _list_classes(kind: Any) -> Iterator[type]:
     found = typing.get_origin(kind) or kind
     if isinstance(found, type) and found.__module__.startswith("jobsync."):
         yield found
+
+
+def test_a_mistyped_name_is_suggested() -> None:
+    """Python suggests a name if the error has the module; two modules need no import."""
+    with pytest.raises(AttributeError, match="has no attribute 'Databse'") as caught:
+        jobsync.Databse  # noqa: B018 - the name alone raises
+    assert (caught.value.name, caught.value.obj) == ("Databse", jobsync)
+    assert jobsync.sync.Database is not jobsync.Database
+    assert jobsync.testing.World
+
+
+def test_blocking_and_asynchronous_classes_are_not_mixed() -> None:
+    """The error has the fix."""
+    blocking: Any = jobsync.sync.QueuePlugin("emails")
+    with pytest.raises(jobsync.Invalid, match="Import both from jobsync, or"):
+        jobsync.Database("memory://", plugins=[blocking])

@@ -1,5 +1,6 @@
 """Each setting has one value, a known origin, and a helpful message when it is wrong."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jobsync import settings
+from jobsync import Database, Job, QueuePlugin, producer, settings
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueOptions, QueueSettings
+from jobsync.scheduler.settings import SchedulerOptions, SchedulerSettings
 from jobsync.setting_fields import Origin
 from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
+from jobsync.ttl.settings import TTLOptions, TTLSettings
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -455,9 +458,47 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Sources.load({}, tmp_path)
 
 
-def test_type_checkers_know_every_option_of_a_queue() -> None:
+@pytest.mark.parametrize(
+    ("options", "settings", "aliases"),
+    [
+        (
+            QueueOptions,
+            QueueSettings,
+            {"workers": int, "max_retries": int | None, "ticket_interval": float},
+        ),
+        (SchedulerOptions, SchedulerSettings, {}),
+        (TTLOptions, TTLSettings, {}),
+    ],
+)
+def test_type_checkers_know_every_option_of_a_plugin(
+    options: type, settings: type, aliases: dict[str, Any]
+) -> None:
     """With the type that the setting has; the other names of an option have that of the option."""
-    settings_hints = get_type_hints(CoordinatorSettings) | get_type_hints(QueueSettings)
+    settings_hints = get_type_hints(CoordinatorSettings) | get_type_hints(settings)
     known = {field: settings_hints[field] for field in settings_hints if not field.startswith("_")}
-    aliases = {"workers": int, "max_retries": int | None, "ticket_interval": float}
-    assert get_type_hints(QueueOptions) == known | aliases
+    assert get_type_hints(options) == known | aliases
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            lambda given: Database(**given),
+            "Database (got 'postgresql://***@h/d'). Did you mean connection_string?",
+        ),
+        (lambda given: producer(**given), "is not an argument of producer (got 'postgresql://***"),
+        (lambda given: Job("n", **given), "is not an argument of Job (got 'postgresql://***"),
+        (lambda _: Job("n", waitOnEnter=3), "Did you mean wait_on_enter?"),  # type: ignore[call-arg]
+        (lambda _: Database(plugins=QueuePlugin("a")), "plugins must be a list"),  # type: ignore[arg-type]
+        (lambda _: Database(Path("a.db")), "Write a URL such as sqlite:///a.db"),  # type: ignore[arg-type]
+        (lambda _: Database(connection=5), "connection must be a text (got 5)"),  # type: ignore[arg-type]
+        (lambda _: Database(plugins=7), "plugins must be a list (got 7). Write plugins=["),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_is_named_with_the_one_that_was_meant(
+    call: Callable[[dict[str, Any]], object], problem: str
+) -> None:
+    """In snake_case; its value is shown without secrets."""
+    with pytest.raises(Invalid) as caught:
+        call({"connectionString": "postgresql://u:hush@h/d"})
+    assert problem in str(caught.value)

@@ -87,7 +87,8 @@ _CLAIMS = (
 def cluster(url: str | None, *, as_json: bool) -> None:
     """Show workers, the leader of each role, what its work raises, and past terms.
 
-    A worker is live, silent (its heartbeats are missing), ended (it has stopped by itself) or dead.
+    A worker is live, silent (its heartbeats are missing), ended (it was stopped in order) or dead.
+    A role is led, vacant (nobody leads it), or silent (its leader is).
     """
     from jobsync.status.sessions import read_cluster_status
 
@@ -102,7 +103,7 @@ def cluster(url: str | None, *, as_json: bool) -> None:
             "version": session.facts.get("version"),
             # What a dead one led is vacant, or led by another.
             "leads": () if session.state == "dead" else session.leads,
-            "works": session.works,
+            "works": () if session.has_left else session.works,
         }
         for session in status.sessions
     ]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from jobsync.cli.options import UNHEALTHY, find_missing_file, json_option, option, url_argument
+from jobsync.cli.options import (
+    UNHEALTHY,
+    chosen_app,
+    describe_target,
+    find_missing_file,
+    json_option,
+    option,
+    url_argument,
+)
 from jobsync.cli.render import Column, paint, show_rows
 from jobsync.errors import Invalid, JobsyncError, Misconfigured, Unavailable
 
@@ -52,13 +61,12 @@ def doctor(url: str | None, *, is_config: bool, as_json: bool) -> None:
         return
     import asyncio
 
-    from jobsync.stores.opening import read_url
-
-    parsed = read_url(url)
+    parsed, origin = describe_target(url)
     findings = asyncio.run(_examine(parsed))
     ok = all(finding.ok for finding in findings)
     if not as_json and sys.stdout.isatty():
-        _show(parsed, findings, ok=ok)
+        click.echo(f"{parsed} ({origin})\n")
+        _show(findings)
     else:
         rows = [msgspec.to_builtins(finding) for finding in findings]
         show_rows(["check", "ok", "detail", "fix"], rows, as_json=as_json)
@@ -106,7 +114,7 @@ def _find_source() -> str:
     context = click.get_current_context()
     if context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE:
         return "command line"
-    app = context.params.get("app")
+    app = chosen_app()
     return f"code of {app}" if app else ""
 
 
@@ -135,6 +143,9 @@ async def _examine(url: StoreUrl) -> list[Finding]:
         return [opened, _failure("the store can be written", error)]
     finally:
         await store.close()
+    if not all(finding.ok for finding in findings):
+        # What the store is good for besides is no comfort.
+        return [opened, *findings]
     return [opened, *findings, *_describe_traits(store.traits), _describe_queues(store)]
 
 
@@ -199,18 +210,23 @@ def _failure(check: str, error: JobsyncError) -> Finding:
 
     match error:
         case Invalid() | Misconfigured():
-            return Finding(check, ok=False, detail=error.problem, fix=error.fix)
+            return Finding(check, ok=False, detail=f"{error.field} {error.problem}", fix=error.fix)
         case Unavailable():
             return Finding(check, ok=False, detail=error.reason, fix=error.fix)
         case _:
             return Finding(check, ok=False, detail=str(error))
 
 
-def _show(url: StoreUrl, findings: list[Finding], *, ok: bool) -> None:
-    click.echo(f"{url}\n")
-    for finding in findings:
+def _show(findings: list[Finding]) -> None:
+    for finding, following in zip_longest(findings, findings[1:]):
         mark = paint("pass", fg="green") if finding.ok else paint("FAIL", fg="red")
         click.echo(f"  {mark}  {finding.check}" + (f": {finding.detail}" if finding.detail else ""))
-        if finding.fix:
+        # One fix for several failures is shown below the last of them.
+        if finding.fix and (following is None or following.fix != finding.fix):
             click.echo(f"        fix: {finding.fix}")
-    click.echo("\nall checks passed" if ok else "\njobsync cannot use this store as it is")
+    failed = {finding.check for finding in findings if not finding.ok}
+    if failed == {_CLOCKS}:
+        click.echo("\njobsync can use this store, but not with the clock of this machine")
+    else:
+        broken = "jobsync cannot use this store as it is"
+        click.echo(f"\n{broken if failed else 'all checks passed'}")

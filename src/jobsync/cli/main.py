@@ -72,9 +72,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; print an error as one line that includes the fix."""
+    """Run the command line; print an error with its fix, and where it was looked for."""
     try:
         cli(auto_envvar_prefix="JOBSYNC")
     except JobsyncError as error:
-        click.echo(f"jobsync: {error}", err=True)
+        click.echo("\n  ".join([f"jobsync: {error}", *getattr(error, "__notes__", ())]), err=True)
         sys.exit(USAGE if isinstance(error, Invalid) else FAILED)

@@ -16,6 +16,7 @@ from jobsync.cli.options import (
     FAILED,
     DurationType,
     SuggestingGroup,
+    chosen_app,
     json_option,
     option,
     run_on_database,
@@ -28,7 +29,6 @@ from jobsync.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from jobsync.components import Components
-    from jobsync.database.database import Database
     from jobsync.database.enqueue_calls import EnqueueOptions
     from jobsync.queue.backend import QueueBackend
     from jobsync.stores.contract import Store
@@ -177,25 +177,36 @@ def enqueue(
     DATA is a JSON object or a list of them. Without DATA, standard input is read, one JSON object
     per line. If one of them is invalid, nothing is pushed.
 
+    With --app, the program checks the messages and the arguments of tasks as its own code does, and
+    the options of the task apply. A task may be named without its module, and needs no RESOURCE.
+
     \b
         jobsync enqueue emails '{"to": "user@example.com"}' --delay 5m
+        jobsync enqueue --app app:db --task send '{"to": "user@example.com"}'
         jobsync enqueue emails < emails.jsonl
     """  # noqa: D301 - \b keeps click from wrapping the lines below it
-    from jobsync.queue.enqueue import enqueue_messages
-
+    if data is None and queue.startswith(("{", "[")):
+        if task is None or chosen_app() is None:
+            fix = "write its name before DATA, or pass --app and --task"
+            raise Invalid("RESOURCE", "…", "is missing: the queue of the messages", fix)
+        queue, data = "", queue
     new = list(_read_lines() if data is None else _parse(data, "DATA"))
-
-    async def push(database: Database) -> list[str]:
-        options = {"delay": delay, "timeout": timeout, "max_attempts": max_attempts}
-        others = {"priority": priority, "group": group, "key": key, "task": task}
-        given = options | {name: value for name, value in others.items() if value is not None}
-        return await enqueue_messages(database, queue, new, **cast("EnqueueOptions", given))
-
+    choices = {
+        "delay": delay or None,
+        "timeout": timeout,
+        "max_attempts": max_attempts,
+        "priority": priority,
+        "group": group,
+        "key": key,
+        "task": task,
+    }
+    given = {name: value for name, value in choices.items() if value is not None}
+    options = cast("EnqueueOptions", given)
     if not new:
         source = "standard input" if data is None else "DATA"
         fix = "pipe JSON objects to the command, one per line, or pass them as DATA"
         raise Invalid(source, data or "", "has no message", fix)
-    ids = run_on_database(url, push)
+    ids = _push(url, queue, new, options)
     if as_json:
         show_rows((), [{"id": name} for name in ids], as_json=True)
         return
@@ -204,6 +215,20 @@ def enqueue(
     click.echo("\n".join(shown))
     if hidden := len(ids) - len(shown):
         click.echo(f"… and {hidden} more")
+
+
+def _push(
+    url: str | None, queue: str, new: list[dict[str, Any]], options: EnqueueOptions
+) -> list[str]:
+    """Push messages, checked by the program if there is one; return their ids."""
+    app = chosen_app()
+    if app is not None:
+        from jobsync.cli.program_enqueue import enqueue_by_program
+
+        return enqueue_by_program(app, queue, new, options)
+    from jobsync.queue.enqueue import enqueue_messages
+
+    return run_on_database(url, lambda database: enqueue_messages(database, queue, new, **options))
 
 
 def _read_lines() -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from jobsync.errors import Invalid, Misconfigured, closest_name
+from jobsync.errors import Invalid, Misconfigured, NotFound, closest_name
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobsync.components import Components
     from jobsync.core.urls import StoreUrl
     from jobsync.database.database import Database
+    from jobsync.setting_fields import Origin
     from jobsync.stores.contract import Store
 
     _FloatType = click.ParamType[float]
@@ -36,7 +37,11 @@ __all__ = [
     "SuggestingGroup",
     "after_option",
     "appname_option",
+    "check_file",
+    "chosen_app",
     "date_option",
+    "describe_origin",
+    "describe_target",
     "find_missing_file",
     "json_option",
     "limit_option",
@@ -63,6 +68,8 @@ option = partial(click.option, show_envvar=True)
 T = TypeVar("T")
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TYPED = click.core.ParameterSource.COMMANDLINE
+_ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 _split_duration = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)").fullmatch
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -99,8 +106,8 @@ def url_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def url_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument URL and --app, which both name the store; the command gets its `url`."""
-    return _app_option(click.argument("url", required=False, envvar="JOBSYNC_URL")(command))
+    """Add the argument URL, --url and --app, which name the store; the command gets its `url`."""
+    return click.argument("argument", metavar="[URL]", required=False)(url_option(command))
 
 
 def _app_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +118,16 @@ def _app_option(command: Callable[..., Any]) -> Callable[..., Any]:
         help="The Database of a program, whose store is used instead of a URL.",
     )
     @wraps(command)
-    def run(*args: Any, url: str | None, app: str | None, **kwargs: Any) -> Any:
+    def run(
+        *args: Any, url: str | None, app: str | None, argument: str | None = None, **kwargs: Any
+    ) -> Any:
+        if argument is not None:
+            context = click.get_current_context()
+            if _is_typed(context, "url"):
+                problem = "must not be passed with --url"
+                raise Invalid("URL", argument, problem, "pass one of the two")
+            context.set_parameter_source("url", _TYPED)
+            url = argument
         return command(*args, url=_choose_url(url, app), **kwargs)
 
     return run
@@ -142,8 +158,45 @@ def _choose_url(url: str | None, app: str | None) -> str | None:
     return find_url(app, "--app")
 
 
+def chosen_app() -> str | None:
+    """Return the program whose database this command uses; None if a URL was passed."""
+    context = click.get_current_context(silent=True)
+    if context is None or (_is_typed(context, "url") and not _is_typed(context, "app")):
+        return None
+    return context.params.get("app")
+
+
+def describe_target(url: str | None) -> tuple[StoreUrl, str]:
+    """Return the store of a command, and for people where its URL comes from.
+
+    Raises:
+        Invalid, Misconfigured: the URL is wrong.
+    """
+    from jobsync.stores.opening import resolve_url
+
+    parsed, origin = resolve_url(url)
+    if origin.kind != "code":
+        return parsed, describe_origin(origin)
+    app, context = chosen_app(), click.get_current_context(silent=True)
+    if app is not None:
+        return parsed, f"from the code of {app}"
+    if context is not None and context.get_parameter_source("url") is _ENVIRONMENT:
+        return parsed, "from JOBSYNC_URL"
+    return parsed, "from the command line"
+
+
+def describe_origin(origin: Origin) -> str:
+    """Return for people where the URL of a store comes from."""
+    match origin.kind:
+        case "code":
+            return "from the code"
+        case "default":
+            return "by default; JOBSYNC_URL names another"
+    return f"from {origin.where}"
+
+
 def _is_typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    return context.get_parameter_source(name) is _TYPED
 
 
 class DurationType(_FloatType):
@@ -239,21 +292,37 @@ def find_missing_file(url: StoreUrl) -> str:
     return ""
 
 
+def check_file(url: StoreUrl, origin: str) -> None:
+    """Check that a SQLite file exists.
+
+    Raises:
+        Misconfigured: it does not.
+    """
+    if find_missing_file(url):
+        fix = "pass the URL of the file that the fleet uses"
+        error = Misconfigured("url", str(url), "refers to a missing file", fix)
+        error.add_note(f"Looked for {url} ({origin}).")
+        raise error
+
+
 def run_on_store(url: str | None, work: Callable[[Store, Components], Awaitable[T]]) -> T:
     """Open an existing store, run a coroutine function on it and close it.
+
+    What is not found, and an answer that is empty, are reported with the store: it may be another
+    one than the user means.
 
     Raises:
         Misconfigured: the SQLite file does not exist.
     """
     import asyncio
 
+    from jobsync.cli.render import name_store
     from jobsync.components import Components
-    from jobsync.stores.opening import open_store, read_url
+    from jobsync.stores.opening import open_store
 
-    parsed = read_url(url)
-    if find_missing_file(parsed):
-        fix = "pass the URL of the file that the fleet uses"
-        raise Misconfigured("url", str(parsed), "refers to a missing file", fix)
+    parsed, origin = describe_target(url)
+    check_file(parsed, origin)
+    name_store(f"{parsed} ({origin})")
 
     async def run() -> T:
         components = Components.system()
@@ -263,7 +332,11 @@ def run_on_store(url: str | None, work: Callable[[Store, Components], Awaitable[
         finally:
             await store.close()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except NotFound as error:
+        error.add_note(f"Looked in {parsed} ({origin}).")
+        raise
 
 
 def run_on_database(url: str | None, work: Callable[[Database], Awaitable[T]]) -> T:

@@ -21,7 +21,10 @@ __all__ = [
     "ago",
     "format_ages",
     "format_time",
+    "name_store",
+    "named_store",
     "paint",
+    "report_empty",
     "show_facts",
     "show_rows",
     "show_tables",
@@ -30,9 +33,23 @@ __all__ = [
 _MIN_WIDTH = 8
 _MIN_LONG_WIDTH = 20
 """The width to which a long column shrinks before spare columns are left out."""
+_STORE = "jobsync.store"
 _FACT_INDENT = 11
 """The column in which the value of a fact begins."""
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
+
+def name_store(text: str) -> None:
+    """Name the store that the answer of this command comes from, for one that is empty."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_STORE] = text
+
+
+def named_store() -> str:
+    """Return the store that the answer of this command comes from; nothing if none was named."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else context.meta.get(_STORE, "")
 
 
 def paint(text: str, **style: Any) -> str:
@@ -116,8 +133,10 @@ def show_rows(
         _print_json(list(rows))
     elif rows or not sys.stdout.isatty():
         Table(columns, rows).print()
+        if not rows:
+            report_empty()
     else:
-        click.echo("none")
+        click.echo(_wrap(_describe_empty(), shutil.get_terminal_size().columns, "", "  "))
 
 
 def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
@@ -134,6 +153,19 @@ def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
             click.echo("  none")
         else:
             table.print()
+    if not any(table.rows for table in tables.values()):
+        report_empty()
+
+
+def report_empty() -> None:
+    """Print where nothing was found, apart from the answer, which programs may read."""
+    if named_store():
+        click.echo(_describe_empty(), err=True)
+
+
+def _describe_empty() -> str:
+    store = named_store()
+    return f"none in {store}" if store else "none"
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:

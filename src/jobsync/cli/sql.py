@@ -12,13 +12,14 @@ import click
 
 from jobsync.cli.options import (
     appname_option,
-    find_missing_file,
+    check_file,
+    describe_target,
     json_option,
     option,
     url_argument,
 )
 from jobsync.cli.render import show_rows
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
     from jobsync.core.urls import StoreUrl
@@ -60,9 +61,9 @@ def sql(url: str | None, *, statements: Sequence[str], appname: str, as_json: bo
     Each statement is a transaction. Times are local on PostgreSQL and UTC on SQLite. Rows are
     shown as a table on a terminal and tab-separated in a pipe.
     """
-    from jobsync.stores.opening import read_url
-
-    with _open_shell(read_url(url), appname, as_json=as_json) as shell:
+    parsed, origin = describe_target(url)
+    check_file(parsed, origin)
+    with _open_shell(parsed, appname, as_json=as_json) as shell:
         if statements:
             shell.run_all(statements)
         elif sys.stdin.isatty():
@@ -79,9 +80,6 @@ def _open_shell(url: StoreUrl, appname: str, *, as_json: bool) -> Iterator[_Shel
     from jobsync.jobs.job_keys import JobKeys
     from jobsync.jobs.sql_views import SqlViews
 
-    if find_missing_file(url):
-        fix = "pass the URL of the file that your jobs use"
-        raise Misconfigured("url", str(url), "refers to a missing file", fix)
     components = Components.system()
     components.events.on("jobs:views-missing", _warn)
     views = SqlViews(url, JobKeys(CoordinationConfig(appname=appname).appname), components)

@@ -38,7 +38,9 @@ def load_target(target: str, field: str = "TARGET") -> Database | Callable[[], A
     """
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
-        raise Invalid(field, target, "is not module:name", "write it as in tasks:db")
+        own = target.partition(":")[0].removesuffix(".py").replace("/", ".") or "tasks"
+        fix = f"write {own}:db, if its Database is called db"
+        raise Invalid(field, target, "is not module:name", fix)
     # Like `python -m`: modules in the working directory can be imported.
     sys.path.insert(0, "")
     try:

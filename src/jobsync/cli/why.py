@@ -17,7 +17,7 @@ from jobsync.cli.options import (
     run_on_store,
     url_option,
 )
-from jobsync.cli.render import ago, format_time, show_facts, show_rows
+from jobsync.cli.render import ago, format_time, named_store, report_empty, show_facts, show_rows
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -49,15 +49,20 @@ def why(name: str, url: str | None, appname: str, day: dt.date, *, as_json: bool
 
 def show_reason(name: str, status: Explained | None, *, as_json: bool) -> None:
     """Print why something waits."""
+    from jobsync.status.next_steps import suggest_next
     from jobsync.status.why import explain
 
     reason = explain(status)
-    row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason)}
+    step = suggest_next(name, status, reason.code)
+    row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason), "next": step}
     if as_json or not sys.stdout.isatty():
         details: dict[str, object] = {} if status is None else msgspec.to_builtins(status)
         show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
+        if status is None and not as_json:
+            report_empty()
     else:
-        show_facts(f"{name}: {reason.text}", [*_format_times(reason), *_describe(status)])
+        facts = [("code", reason.code), *_format_times(reason), *_describe(status)]
+        show_facts(f"{name}: {reason.text}", [*facts, ("next", step)])
 
 
 def _times(reason: Reason) -> dict[str, float | None]:
@@ -76,7 +81,7 @@ def _describe(status: Explained | None) -> list[tuple[str, str]]:
 
     match status:
         case None:
-            return []
+            return [("store", named_store())] if named_store() else []
         case MessageStatus():
             return _describe_message(status)
         case ScheduledJobStatus():

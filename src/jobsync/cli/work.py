@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import ExitStack
@@ -114,7 +115,7 @@ def work(
     if processes > 1 and supervised is None:
         start_logging(log_format, log_level)
         raise SystemExit(_supervise(processes, grace))
-    link, is_first = None, True
+    link, number, is_first = None, None, True
     if supervised is not None:
         number, descriptor = map(int, supervised.split(":"))
         link, is_first = SupervisorLink(descriptor), number == 0
@@ -123,7 +124,7 @@ def work(
         file = heartbeat_file
         heartbeat_file = file and file.with_name(f"{file.name}.{number}")
     loaded = load_target(target)
-    start_logging(log_format, log_level)
+    start_logging(log_format, log_level, number)
 
     async def run() -> int:
         database = await create_database(target, loaded)
@@ -135,8 +136,8 @@ def work(
             write_heartbeat(heartbeat_file, health.ready(), database.components.clock.wall())
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serve_probes(address, health))
-            if log_format == "text" and link is None:
-                _print_plan(target, database, probes)
+            if log_format == "text" and is_first:
+                _print_plan(target, database, probes, is_alone=link is None)
             if is_first:
                 warn_of_other_store(database, os.environ)
             process = WorkerProcess(
@@ -172,12 +173,19 @@ def _supervise(processes: int, grace: float) -> int:
     return ProcessSupervisor(build_command, processes, grace, Components.system()).run()
 
 
-def _print_plan(target: str, database: Database, probes: str | None) -> None:
-    """Print what this process is going to do."""
+def _print_plan(target: str, database: Database, probes: str | None, *, is_alone: bool) -> None:
+    """Print what this process is going to do; one of several, what each of them is."""
     from jobsync.cli.worker_plan import describe_store, describe_work
 
     work = "\n".join(describe_work(database))
-    _print_banner(target, store=describe_store(database), runs=work, probes=probes)
+    facts = {"store": describe_store(database), "runs": work}
+    if is_alone:
+        _print_banner(target, **facts, probes=probes)
+    else:
+        # The supervisor, which does not load the program, has printed the banner.
+        for name, text in facts.items():
+            for line in text.splitlines():
+                logging.getLogger("jobsync.work").info("%s %s", name, line)
 
 
 def _print_banner(target: str, **facts: str | None) -> None:

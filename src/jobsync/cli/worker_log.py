@@ -26,15 +26,26 @@ _is_bare = re.compile(r"[^\s\"'=]+").fullmatch
 _find_places = re.compile(r'^ *File "(.*)", line (\d+), in (.*)$', re.MULTILINE).findall
 
 
-def start_logging(format: str, level: str) -> None:
-    """Print log records on standard error: text for people, or JSON for log collectors."""
+def start_logging(format: str, level: str, process: int | None = None) -> None:
+    """Print log records on standard error: text for people, or JSON for log collectors.
+
+    Args:
+        format: text or json.
+        level: the lowest that is printed.
+        process: the number of this process, if there are several; every line has it.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter())
+    kind = _JsonFormatter if format == "json" else _TextFormatter
+    handler.setFormatter(kind(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class _SafeFormatter(logging.Formatter):
     """Writes an exception whatever its own methods do."""
+
+    def __init__(self, process: int | None = None) -> None:
+        super().__init__()
+        self._process = process
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
         try:
@@ -56,7 +67,8 @@ class _TextFormatter(_SafeFormatter):
         else:
             message, fields = record.getMessage(), _find_message(record)
         words = [f"{name}={_show(name, value, record.created)}" for name, value in fields.items()]
-        line = f"{_read_time(record):%H:%M:%S} {level}{' '.join([message, *words])}"
+        number = "" if self._process is None else f"[{self._process}] "
+        line = f"{_read_time(record):%H:%M:%S} {number}{level}{' '.join([message, *words])}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -72,6 +84,8 @@ class _JsonFormatter(_SafeFormatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
+        if self._process is not None:
+            line["process"] = self._process
         event = getattr(record, "fact", None)
         if event is None:
             line |= {"message": record.getMessage(), **_find_message(record)}

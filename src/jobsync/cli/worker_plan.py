@@ -6,6 +6,7 @@ A process that could do nothing is refused, because it would look like one at wo
 import logging
 from collections.abc import Iterator, Mapping
 
+from jobsync.cli.options import describe_origin
 from jobsync.core.secrets import redact
 from jobsync.database.database import Database
 from jobsync.database.plugin import Plugin
@@ -83,12 +84,7 @@ def describe_store(database: Database) -> str:
     if resolved is None:
         return f"{database.store_name} (an open store, from the code)"
     url, origin = resolved
-    match origin.kind:
-        case "code":
-            return f"{url} (from the code)"
-        case "default":
-            return f"{url} (by default; {_VARIABLE} names another)"
-    return f"{url} (from {origin.where})"
+    return f"{url} ({describe_origin(origin)})"
 
 
 def describe_work(database: Database) -> Iterator[str]:

@@ -96,6 +96,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The process that it lives in, where the system tells: it does not outlive that."""
     ended: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether it is dead because its process has ended; otherwise that may still run."""
+    left: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether it has ended by itself; otherwise others have found it dead."""
 
 
 def read_session_record(record: Record) -> SessionRecord:
@@ -256,7 +258,7 @@ class Session:
         base, was = self._base, self.state
         self.abandon()
         while was == "live" and base is not None:
-            dead = base.replace({**base.value, "state": "dead", "holds": {}})
+            dead = base.replace({**base.value, "state": "dead", "holds": {}, "left": True})
             (outcome,) = await self._store.write([dead])
             # A last heartbeat of our own may have landed meanwhile.
             base = await self._read_own(base) if isinstance(outcome, Conflicted) else None

@@ -38,6 +38,7 @@ from jobsync.core.retry import Retries
 from jobsync.errors import Invalid
 
 __all__ = [
+    "CANCELLED",
     "FINISHED",
     "LAPSED",
     "LIVE",
@@ -56,6 +57,7 @@ __all__ = [
     "TransitionRule",
     "decide",
     "decide_lapse",
+    "explain_cancel",
     "has_spent",
     "shorten_error",
 ]
@@ -78,6 +80,9 @@ SPARED = f"{LAPSED}; it need not be the cause, so no attempt is spent"
 
 REVOKED = "it was cancelled from outside"
 """The error stored for a message that was not cancelled by its handler."""
+
+CANCELLED = "its handler cancelled it"
+"""What the stored reason of a `Cancel` begins with."""
 
 LONGEST_ERROR = 2000
 """The most characters of a stored error."""
@@ -164,6 +169,7 @@ class Cancel(msgspec.Struct, frozen=True):
     """Returned by a handler: this message is not to be handled, now or later."""
 
     reason: str = ""
+    """Stored with the message, for people."""
 
 
 HandlerVerdict: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
@@ -177,6 +183,15 @@ def has_spent(attempts: int, max_attempts: int) -> bool:
 def shorten_error(text: str) -> str:
     """Return an error as it is stored: shortened, and text that every store can hold."""
     return text[:LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
+
+
+def explain_cancel(last_error: str) -> str:
+    """Return why a message was cancelled, from the last of its stored errors.
+
+    Without a reason, that one is of an earlier attempt.
+    """
+    has_reason = last_error == REVOKED or last_error.startswith(CANCELLED)
+    return last_error.partition("\n")[0] if has_reason else CANCELLED
 
 
 def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Transition:

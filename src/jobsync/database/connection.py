@@ -6,9 +6,10 @@ nevertheless is left behind. An event reports both.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 from jobsync.components import Components
@@ -65,6 +66,10 @@ class DisconnectIncomplete(_StoreEvent, frozen=True, kw_only=True):
     """What runs on."""
 
 
+def _suggest_url(target: object) -> str:
+    return f"sqlite:///{target}" if isinstance(target, Path) else "sqlite:///app.db"
+
+
 class StoreTarget:
     """The store that a database is to be connected to.
 
@@ -83,6 +88,11 @@ class StoreTarget:
         if len(given) > 1:
             fix = f"pass one of {' and '.join(', '.join(targets).rsplit(', ', 1))}"
             raise Invalid("url", len(given), "must name one store", fix)
+        arguments: Mapping[str, object] = targets
+        for name, target in arguments.items():
+            if not (target is None or isinstance(target, str | Store)):
+                fix = f"write a URL such as {_suggest_url(target)}"
+                raise Invalid(name, target, "must be a text", fix)
         self.target = given[0] if given else None
 
     @property

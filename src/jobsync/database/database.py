@@ -9,7 +9,7 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -35,6 +35,7 @@ from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.events import EventEmitter
 from jobsync.safe_text import format_error
+from jobsync.setting_fields import refuse_unknown
 from jobsync.stores.contract import Store
 
 __all__ = ["Database"]
@@ -71,6 +72,7 @@ class Database(EventEmitter, ResourceCalls):
         home_loop: the event loop that it lives on, while it is connected.
     """
 
+    @refuse_unknown("Database")
     def __init__(
         self,
         url: str | None = None,
@@ -117,6 +119,9 @@ class Database(EventEmitter, ResourceCalls):
         self.events = self.components.events
         self.resources = Registry("resource", self._registry.readable, lambda: self.is_connected)
         self.plugins = Registry("plugin", self._plugins.by_name)
+        given: object = plugins
+        if isinstance(given, Plugin | str) or not isinstance(given, Iterable):
+            raise Invalid("plugins", given, "must be a list", "write plugins=[QueuePlugin(…)]")
         for plugin in plugins:
             self._plugins.add(plugin)
 
@@ -302,7 +307,10 @@ class Database(EventEmitter, ResourceCalls):
     def _get_connection(self) -> Connection:
         """Return the connection, or raise why it cannot be used."""
         if self._connection is None:
-            fix = "use it within `async with database:`, or await database.connect() first"
+            fix = (
+                "use it within `async with database:`, or await database.connect() first; "
+                "in blocking code, use `with` of jobsync.sync"
+            )
             raise Invalid("database", self.store_name, "is not connected", fix)
         self._connection.supervisor.check()
         return self._connection

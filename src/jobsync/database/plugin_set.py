@@ -46,6 +46,8 @@ class PluginSet:
         if not isinstance(given, Plugin):
             is_class = isinstance(given, type) and issubclass(given, Plugin)
             fix = f"call it: {safe_name(given)}()" if is_class else "inherit jobsync.Plugin"
+            if type(given).__module__ == "jobsync.sync":
+                fix = "import both from jobsync, or both from jobsync.sync"
             raise Invalid("plugin", given, "must be a Plugin", fix)
         if plugin in self.by_name.values():
             return

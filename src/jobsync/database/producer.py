@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from jobsync.components import Components
 from jobsync.database.database import Database
 from jobsync.database.plugin import Plugin
+from jobsync.setting_fields import refuse_unknown
 
 __all__ = ["producer"]
 
 
+@refuse_unknown("producer")
 def producer(
     url: str | None = None,
     *,

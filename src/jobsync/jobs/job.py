@@ -36,6 +36,7 @@ from jobsync.jobs.job_inspection import JobInspection
 from jobsync.jobs.pins import LockInfo
 from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task
 from jobsync.jobs.task_loop import TaskLoop, run_blocking
+from jobsync.setting_fields import refuse_unknown
 
 __all__ = ["Job"]
 
@@ -67,6 +68,7 @@ class Job(JobInspection):
         Invalid, Misconfigured: an argument or setting is not valid; says the fix.
     """
 
+    @refuse_unknown("Job")
     def __init__(
         self,
         node_name: str,

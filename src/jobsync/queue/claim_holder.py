@@ -15,7 +15,16 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.core.messages import Completed, Failed, HandlerVerdict, Returned, Transition, decide
+from jobsync.core.messages import (
+    CANCELLED,
+    Cancel,
+    Completed,
+    Failed,
+    HandlerVerdict,
+    Returned,
+    Transition,
+    decide,
+)
 from jobsync.core.retry import Retries
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
@@ -27,6 +36,7 @@ from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.results import build_result
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.transaction import TransactionOpener, check_no_transaction
+from jobsync.safe_text import safe_str
 from jobsync.user_code import UserTasks
 
 __all__ = ["ClaimHolder", "ClaimedBatch"]
@@ -221,7 +231,7 @@ class ClaimHolder(ABC):
                 settlement = self._add_result(settlement, delivery.message, verdict.result)
         else:
             move, delivery.delay = self._decide(delivery.message, verdict)
-            error = verdict.error if isinstance(verdict, Failed) else ""
+            error = _describe_end(verdict)
             settlement = Settlement(receipt=receipt, move=move, delay=delivery.delay, error=error)
         self._completer.submit(settlement, delivery)
 
@@ -308,3 +318,13 @@ def _decide(
         retries=retries,
         draw=draw,
     )
+
+
+def _describe_end(verdict: HandlerVerdict) -> str:
+    """Return what is stored of a verdict for people: an error, or why a message was cancelled."""
+    match verdict:
+        case Failed(error):
+            return error
+        case Cancel(reason) if text := safe_str(reason):
+            return f"{CANCELLED}: {text}"
+    return ""

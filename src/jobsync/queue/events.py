@@ -206,6 +206,18 @@ class QueueStats(_QueueEvent, frozen=True, kw_only=True):
     running: int
 
 
+class CronUnscheduled(_QueueEvent, frozen=True, kw_only=True):
+    """A task has a cron, and its database has no scheduler that would enqueue it."""
+
+    name: ClassVar[str] = "plg:queue:cron-unscheduled"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:cron-unscheduled",)
+    level: ClassVar[int] = logging.WARNING
+
+    task: str
+    cron: str
+    fix: str
+
+
 class DelaysVetoed(_QueueEvent, frozen=True, kw_only=True):
     """This machine's clock disagrees with the server's: it claims no delayed messages.
 

@@ -13,7 +13,7 @@ from jobsync.errors import Invalid
 from jobsync.queue.backend import NewMessage
 from jobsync.safe_text import safe_repr
 
-__all__ = ["PLACING_OPTIONS", "check_order", "place_messages"]
+__all__ = ["PLACING_OPTIONS", "check_order", "check_priority", "place_messages"]
 
 PLACING_OPTIONS = frozenset({"priority", "group", "key", "key_ttl", "replace"})
 
@@ -58,10 +58,19 @@ def check_order(new_messages: Sequence[NewMessage], order: str) -> None:
         Invalid: the queue has another order.
     """
     for message in new_messages:
-        if message.priority != 0 and order != "priority":
-            problem = f"has no effect in a queue whose order is {order!r}"
-            fix = 'create the queue with order="priority"'
-            raise Invalid("priority", message.priority, problem, fix)
+        check_priority(message.priority, order)
+
+
+def check_priority(priority: object, order: str) -> None:
+    """Check that a priority has an effect.
+
+    Raises:
+        Invalid: the queue has another order.
+    """
+    if priority != 0 and order != "priority":
+        problem = f"has no effect in a queue whose order is {order!r}"
+        fix = 'create the queue with order="priority"'
+        raise Invalid("priority", priority, problem, fix)
 
 
 def _read_ttl(options: EnqueueOptions) -> float | None:

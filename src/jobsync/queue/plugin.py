@@ -46,10 +46,10 @@ from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.pull import PulledClaims
 from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import QueueOptions, QueueSettings, translate
-from jobsync.queue.task_calls import TaskCalls
+from jobsync.queue.task_calls import CRON_FIX, TaskCalls
 from jobsync.queue.usage import UsageEstimate, estimate_usage
 from jobsync.queue.worker import Worker, find_calling_worker
-from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
+from jobsync.queue.worker_status import WorkerStatus, build_worker_facts, report_limits
 from jobsync.settings import Sources, resolve
 from jobsync.user_functions import check_function
 
@@ -58,7 +58,11 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 ResultT = TypeVar("ResultT")
 
 _STATS_INTERVAL = 60.0
-_ALIASES = ("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error")
+_SCHEDULER_TIME = 1.0  # seconds in which a scheduler may be added after a queue with crons
+_ALIASES = (
+    *("workers", "max_retries", "ticket_interval", "on_message", "on_complete", "on_error"),
+    *("resource", "payload", "timeout", "backoff", "namespace"),
+)
 
 
 @on_home_loop
@@ -316,6 +320,8 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         await super()._set_up(exit_stack)
         self._join_fleet(exit_stack)
         self.run_in_background(self._emit_stats, "stats")
+        if self._cron_tasks:
+            self.run_in_background(self._warn_of_crons, "crons")
         if self._executor.tasks:
             self._workers.start()
         exit_stack.push_async_callback(self._shut_down)
@@ -360,9 +366,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
     def _describe_wait(self) -> str:
         membership = self._membership
         if self._cron_tasks and not any(each.runs_jobs for each in self.list_started()):
-            return (
-                f"task {min(self._cron_tasks)} has a cron, and no scheduler: add SchedulerPlugin()"
-            )
+            return f"task {min(self._cron_tasks)} has a cron, and no scheduler: {CRON_FIX}"
         return "" if membership is None else self._workers.describe_wait(membership.timing.timeout)
 
     def stuck(self) -> str:
@@ -385,6 +389,13 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             await self.database.components.clock.sleep(_STATS_INTERVAL)
             self.emit(events.QueueStats(queue=self.queue, **self.stats()))
 
+    async def _warn_of_crons(self) -> None:
+        """Report tasks that nobody enqueues, unless a scheduler starts soon."""
+        await self.database.components.clock.sleep(_SCHEDULER_TIME)
+        if not any(each.runs_jobs for each in self.list_started()):
+            for event in self._build_cron_warnings(self.queue):
+                self.emit(event)
+
     async def coordinator_work(self) -> None:
         """Remove messages that were finished long ago, and report those of newer code."""
         await self._maintenance.run(self._get_backend(), self.database.components.clock)
@@ -396,6 +407,8 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         return self._backend
 
     def _publish(self, status: WorkerStatus | None) -> None:
+        if status is not None:
+            status = msgspec.structs.replace(status, limits=report_limits(self._find_limits()))
         self._get_membership().publish(**build_worker_facts(self.queue, status))
 
     def _build_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:

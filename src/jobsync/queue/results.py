@@ -7,6 +7,7 @@ who asks for the result learns why there is none.
 
 from jobsync.core.clock import Clock, Seconds
 from jobsync.core.codec import MAX_DEPTH, Json, encode
+from jobsync.core.messages import explain_cancel
 from jobsync.errors import Invalid, NoResult
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.single_message import StoredResult
@@ -54,7 +55,8 @@ async def wait_for_result(
             raise _build_error(name, info)
         left = pause if end is None else end - clock.mono()
         if left <= 0:
-            raise TimeoutError(f"message {name} is {info.state} after {timeout:g} s")
+            text = f"message {name} is {info.state} after {timeout:g} s. Run: jobsync why {name}"
+            raise TimeoutError(text)
         await backend.wait_for_end(min(left, pause))
         pause = min(pause * _GROWTH, longest)
 
@@ -66,4 +68,6 @@ def _build_error(name: str, info: MessageInfo | None) -> NoResult:
     if info.state == "completed":
         return NoResult(name, "completed", f"its result was not kept: {info.result_problem}")
     error = info.errors[-1].error.partition("\n")[0] if info.errors else ""
+    if info.state == "cancelled":
+        error = explain_cancel(error)
     return NoResult(name, info.state, error or "no error was recorded")

@@ -246,6 +246,8 @@ class TaskSignature:
                 return Invalid(name, value, f"is not a parameter of {self._task}", hint_fix)
         for name, parameter in self._parameters.items():
             if parameter.default is parameter.empty and f"{name!r}" in str(error):
+                if name in {"context", "ctx"} and self._types[name] is Any:
+                    fix = f"annotate it to get the context of the message: {name}: Context"
                 return Invalid(name, "…", f"is missing: {self._task} needs it", fix)
         return Invalid("arguments", "…", f"do not fit {self._task}: {error}", fix)
 

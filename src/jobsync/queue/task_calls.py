@@ -22,8 +22,11 @@ from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
+from jobsync.queue.events import CronUnscheduled
 from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
+from jobsync.queue.placing import check_priority
+from jobsync.queue.settings import QueueSettings
 from jobsync.queue.task_arguments import EncodedArguments, TaskSignature
 from jobsync.queue.tasks import (
     CallOptions,
@@ -37,8 +40,10 @@ from jobsync.queue.tasks import (
 from jobsync.safe_text import safe_name
 from jobsync.user_functions import check_function
 
-__all__ = ["TaskCalls", "TaskOptions"]
+__all__ = ["CRON_FIX", "TaskCalls", "TaskOptions"]
 
+CRON_FIX = "write Database(plugins=[queue, SchedulerPlugin()])"
+"""What makes tasks with a cron be enqueued."""
 _FIX = "write @queue.task, or @queue.task(max_retries=5)"
 _OWN_OPTIONS = {
     *("name", "backoff", "cron", "timezone"),
@@ -110,6 +115,7 @@ class KnownTask(NamedTuple):
 class TaskCalls(ABC):
     """The tasks of a `QueuePlugin`."""
 
+    settings: QueueSettings
     _executor: Executor
     _known_tasks: dict[str, "KnownTask"]
     """By name."""
@@ -186,6 +192,8 @@ class TaskCalls(ABC):
         handler = MessageHandler(function, signature, retries)
         chosen = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
         known = KnownTask(signature, translate_options(cast("CallOptions", chosen)))
+        if "priority" in known.options:
+            check_priority(known.options["priority"], self.settings.order)
         job = _build_job(signature, options)
         limits = _read_limits(options)
         if limits != NO_LIMITS:
@@ -221,6 +229,13 @@ class TaskCalls(ABC):
             name: {**options, "enqueue": {**queue, "task": name}}
             for name, options in self._cron_tasks.items()
         }
+
+    def _build_cron_warnings(self, queue: str) -> list[CronUnscheduled]:
+        """Return what to report of tasks with a cron that nobody enqueues."""
+        return [
+            CronUnscheduled(queue=queue, task=task, cron=str(job["schedule"]), fix=CRON_FIX)
+            for task, job in self._cron_tasks.items()
+        ]
 
     @property
     def handlers(self) -> dict[str, str]:

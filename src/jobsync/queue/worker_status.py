@@ -8,14 +8,32 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from jobsync.core.codec import Json
+from jobsync.queue.limits import QueueLimits
 
-__all__ = ["WorkerStatus", "build_worker_facts", "limit_tasks", "read_worker_statuses"]
+__all__ = [
+    "ReportedLimit",
+    "WorkerStatus",
+    "build_worker_facts",
+    "limit_tasks",
+    "read_worker_statuses",
+    "report_limits",
+]
 
 _FACT_PREFIX = "queue:"
 _MAX_TASKS_SIZE = 4_000
 """The most bytes of the names of tasks that a session reports."""
 _QUOTES = 3
 """The bytes of a name that are not its own."""
+_MAX_LIMITS = 50
+"""The most limits that a session reports."""
+
+
+class ReportedLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit of a queue or of a task, for people: `why` names it."""
+
+    max_concurrency: int | None = None
+    rate: float = 0.0
+    """Messages a second; 0 for no limit."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +52,17 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     alone. If there are very many, not all are here."""
     has_more_tasks: bool = False
     """Whether it handles messages of tasks that are not listed."""
+    limits: dict[str, ReportedLimit] = {}
+    """The limits of its tasks by name, and that of the queue under the empty one."""
+
+
+def report_limits(limits: QueueLimits) -> dict[str, ReportedLimit]:
+    """Return the limits to report; of very many, some."""
+    found = {"": limits, **limits.tasks} if limits.is_limited else dict(limits.tasks)
+    return {
+        name: ReportedLimit(max_concurrency=each.max_concurrency, rate=each.rate)
+        for name, each in sorted(found.items())[:_MAX_LIMITS]
+    }
 
 
 def limit_tasks(tasks: Collection[str]) -> tuple[tuple[str, ...] | None, bool]:
@@ -55,6 +84,8 @@ def build_worker_facts(queue: str, status: WorkerStatus | None) -> dict[str, Jso
     fact = None if status is None else msgspec.to_builtins(status)
     if fact is not None and fact["tasks"] is None:
         del fact["tasks"], fact["has_more_tasks"]
+    if fact is not None and not fact["limits"]:
+        del fact["limits"]
     return {f"{_FACT_PREFIX}{queue}": fact}
 
 

@@ -361,6 +361,9 @@ def _count_arguments(action: Any) -> int:
         parameters = list(inspect.signature(action).parameters.values())
     except (TypeError, ValueError) as error:
         raise Invalid("action", action, "cannot be called", "pass a function") from error
+    if parameters and _is_for_context(parameters[0]):
+        problem = f"has {parameters[0].name!r} first, which would get the database"
+        raise Invalid("action", action, problem, "write async def action(db, context)")
     count, is_filling = 0, True
     for parameter in parameters:
         is_required = parameter.default is parameter.empty
@@ -376,6 +379,15 @@ def _count_arguments(action: Any) -> int:
     if count > _MAX_ARGUMENTS:
         raise Invalid("action", action, "must take at most 3 arguments", fix)
     return count
+
+
+def _is_for_context(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is meant for the context, by its name or its type."""
+    # By identity: a default or an annotation may be any object.
+    is_free = parameter.default is parameter.empty or parameter.default is None
+    kind = parameter.annotation
+    is_typed = kind is JobContext or (type(kind) is str and kind == "JobContext")
+    return is_free and (is_typed or parameter.name in {"context", "ctx"})
 
 
 def _describe(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, JobState, find_schedule
@@ -30,6 +30,7 @@ from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.runs import KnownJob, find_calling_runs
 from jobsync.scheduler.settings import (
     JobOptions,
+    SchedulerOptions,
     SchedulerSettings,
     check_new_name,
     check_schedule_given,
@@ -47,7 +48,7 @@ _STOP_TIME = 5.0
 _RECORDING_TIME = 1.0
 """Seconds for which a stop waits for runs by hand that are being recorded."""
 
-_ARGUMENTS = ("jobs", "on_job_start", "on_job_complete", "on_job_error")
+_ARGUMENTS = ("jobs", "namespace", "on_job_start", "on_job_complete", "on_job_error")
 """What an unknown option may have meant."""
 
 
@@ -79,7 +80,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         on_job_complete: Callable[..., object] | None = None,
         on_job_error: Callable[..., object] | None = None,
         namespace: str | None = None,
-        **options: Any,
+        **options: Unpack[SchedulerOptions],
     ) -> None:
         passed, shared = split_options(SchedulerSettings, options, "a scheduler", _ARGUMENTS)
         super().__init__(namespace=namespace, **shared)

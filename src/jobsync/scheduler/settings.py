@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from jobsync.coordination.settings import CoordinatorOptions
 from jobsync.core.arguments import check_choice, check_count, check_seconds
 from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
@@ -19,6 +20,7 @@ from jobsync.user_functions import is_for_task
 
 __all__ = [
     "JobOptions",
+    "SchedulerOptions",
     "SchedulerSettings",
     "check_changes",
     "check_lookup_name",
@@ -38,6 +40,18 @@ _ENQUEUE_RETRIES = 3
 _OWN_OPTIONS = ("action", "enqueue", "backoff", "context")
 """Options that are not part of the stored definition."""
 _STORED_OPTIONS = tuple(name for name in JobDefinition.__struct_fields__ if name != "queue")
+
+
+class SchedulerOptions(CoordinatorOptions, total=False):
+    """Options as they are passed to `SchedulerPlugin`: see `SchedulerSettings`."""
+
+    timezone: str
+    max_concurrent_jobs: int
+    default_timeout: float | None
+    default_retries: int
+    history_retention: float
+    history_limit: int
+    grace: float
 
 
 @in_section("scheduler")

@@ -18,7 +18,7 @@ from jobsync.queue.backend import (
 )
 from jobsync.queue.directory import Pause, QueueContent, QueueDirectory
 from jobsync.queue.opening import open_directory
-from jobsync.queue.worker_status import WorkerStatus, read_worker_statuses
+from jobsync.queue.worker_status import ReportedLimit, WorkerStatus, read_worker_statuses
 from jobsync.status.sessions import (
     SessionCondition,
     SessionStatus,
@@ -33,6 +33,8 @@ __all__ = [
     "QueuesStatus",
     "read_queues_status",
 ]
+
+_ROUNDING = 1e-6
 
 
 class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     alone. If there are very many, not all are here."""
     has_more_tasks: bool = False
     """Whether it handles messages of tasks that are not listed."""
+    limits: Mapping[str, ReportedLimit] = {}
+    """The limits of its tasks by name, and that of the queue under the empty one."""
     heard: float | None
     """Seconds since its session last wrote, if the store has a clock."""
     timeout: float
@@ -83,6 +87,34 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     """When the oldest unclaimed message was pushed; Unix seconds."""
     pause: Pause | None
     workers: list[QueueWorkerStatus]
+
+    def find_limits(self, task: str) -> list[str]:
+        """Return in words the limits that may keep messages of a task from being claimed now.
+
+        Those on concurrency count only if as many messages of the queue are claimed. How much
+        a rate allows is not known here.
+        """
+        claimed, found = self.counts.get("claimed", 0), dict[str, None]()
+        for worker in self.workers:
+            for name in {"": None, task: None}:
+                limit = worker.limits.get(name) if worker.works else None
+                whose = f"task {name}" if name else f"queue {self.name}"
+                if limit is None:
+                    continue
+                if limit.max_concurrency is not None and claimed >= limit.max_concurrency:
+                    found[f"max_concurrency={limit.max_concurrency} of {whose}"] = None
+                if limit.rate:
+                    found[f"rate_limit={_format_rate(limit.rate)} of {whose}"] = None
+        return list(found)
+
+
+def _format_rate(rate: float) -> str:
+    """Return messages a second as `rate_limit` is written."""
+    for seconds, unit in ((1, "second"), (60, "minute"), (3600, "hour"), (86_400, "day")):
+        count = rate * seconds
+        if count >= 1 and abs(count - round(count)) < _ROUNDING:
+            return f"{round(count)}/{unit}"
+    return f"{rate:g}/second"
 
 
 class MessageStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +222,7 @@ def _build_worker(
         is_paused=status is not None and status.is_paused,
         tasks=None if status is None else status.tasks,
         has_more_tasks=status is not None and status.has_more_tasks,
+        limits={} if status is None else status.limits,
         heard=session.heard,
         timeout=session.timeout,
         host=str(session.facts.get("host", "")),

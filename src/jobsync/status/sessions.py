@@ -1,7 +1,8 @@
 """Status of a fleet: its sessions, and which of them leads what. Reads only, without joining.
 
 The result is what the store held a moment ago. Where the store has a clock, a session without a
-heartbeat for its timeout is reported as silent: an observer will declare it dead.
+heartbeat for its timeout is reported as silent: an observer will declare it dead. One whose process
+was on this machine and has ended is dead, even if nobody is left to record that.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from jobsync.coordination.session import (
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
 from jobsync.errors import Corrupt, NewerFormat
+from jobsync.processes import Processes, has_ended
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
@@ -56,8 +58,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     """Whether it is dead because its process was seen to have ended."""
     has_left: bool = False
-    """Whether it has ended by itself, as far as its record shows: it was no candidate any more, and
-    published nothing. One that was killed was, or did."""
+    """Whether it has ended by itself: its process was stopped in order."""
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +66,9 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str
     work: str
-    state: Literal["led", "vacant", "unreadable"]
-    """Vacant: released, or its owner is dead, and not taken yet."""
+    state: Literal["led", "silent", "vacant", "unreadable"]
+    """Silent: its leader's heartbeats are missing. Vacant: released, or its owner is dead, and not
+    taken yet."""
     epoch: int = 0
     leader: str | None = None
     candidates: int
@@ -108,7 +110,9 @@ async def read_cluster_status(store: Store, components: Components) -> ClusterSt
         except Corrupt as corrupt:
             corruption_log.report(corrupt)
         else:
-            sessions.append(_describe_session(incarnation, session_record, age))
+            sessions.append(
+                _describe_session(incarnation, session_record, age, components.processes)
+            )
     names = sorted(
         {
             name
@@ -117,29 +121,35 @@ async def read_cluster_status(store: Store, components: Components) -> ClusterSt
         }
     )
     found = await read_each(store, [f"{ROLES}{name}" for name in names], corruption_log.report)
-    roles = [_describe_role(name, found, session_records) for name in names]
+    conditions = {session.incarnation: session.state for session in sessions}
+    roles = [_describe_role(name, found, session_records, conditions) for name in names]
     return ClusterStatus(sessions=sessions, roles=[role for role in roles if role is not None])
 
 
-def _describe_session(incarnation: str, record: SessionRecord, age: float | None) -> SessionStatus:
+def _describe_session(
+    incarnation: str, record: SessionRecord, age: float | None, processes: Processes
+) -> SessionStatus:
+    is_gone = record.ended is True or _is_process_gone(record, processes)
     return SessionStatus(
         worker_id=record.worker,
         incarnation=incarnation,
-        state=_find_condition(record, age),
+        state="dead" if is_gone else _find_condition(record, age),
         heard=age,
         timeout=record.timing.timeout,
         works=tuple(map(_format_role, record.works)),
         leads=tuple(map(_format_role, sorted(record.holds))),
         facts=record.facts,
-        has_ended=record.ended is True,
-        has_left=_has_left(record),
+        has_ended=is_gone,
+        has_left=record.left is True,
     )
 
 
-def _has_left(record: SessionRecord) -> bool:
-    published = [value for name, value in record.facts.items() if ":" in name]
-    is_idle = not (record.works or record.holds or any(each is not None for each in published))
-    return record.state == "dead" and record.ended is not True and is_idle
+def _is_process_gone(record: SessionRecord, processes: Processes) -> bool:
+    """Whether a session that nobody has declared dead was in a process that has ended."""
+    process = record.process
+    if record.state == "dead" or isinstance(process, msgspec.UnsetType):
+        return False
+    return has_ended(process, processes)
 
 
 def _find_condition(record: SessionRecord, age: float | None) -> SessionCondition:
@@ -149,20 +159,27 @@ def _find_condition(record: SessionRecord, age: float | None) -> SessionConditio
 
 
 def _describe_role(
-    name: str, found: Mapping[str, Record | None], session_records: Mapping[str, SessionRecord]
+    name: str,
+    found: Mapping[str, Record | None],
+    session_records: Mapping[str, SessionRecord],
+    conditions: Mapping[str, SessionCondition],
 ) -> RoleStatus | None:
     """Return the status of a role; None if nobody has held it or stands back from it."""
     namespace, work = map(unescape, name.split("/"))
     live = {
         incarnation: record
         for incarnation, record in session_records.items()
-        if record.state == "live"
+        if conditions[incarnation] != "dead"
     }
     status = RoleStatus(
         namespace=namespace,
         work=work,
         state="unreadable",
-        candidates=sum(name in record.works for record in live.values()),
+        candidates=sum(
+            name in record.works
+            for incarnation, record in live.items()
+            if conditions[incarnation] == "live"
+        ),
         withheld={
             record.worker: reasons[name]
             for record in live.values()
@@ -176,13 +193,18 @@ def _describe_role(
     if role is None:
         return msgspec.structs.replace(status, state="vacant") if status.withheld else None
     owner = role.owner if role.owner in live else None
+    if owner is None:
+        state: Literal["led", "silent", "vacant"] = "vacant"
+    else:
+        state = "led" if conditions[owner] == "live" else "silent"
     return msgspec.structs.replace(
         status,
-        state="vacant" if owner is None else "led",
+        state=state,
         epoch=role.epoch,
         leader=None if owner is None else worker_of(owner),
         since=role.since,
-        until=role.until,
+        # A mandate that nobody has ends at no time.
+        until=None if owner is None else role.until,
         failing=None if owner is None else read_hook_failure(live[owner], name),
         past=role.past,
     )

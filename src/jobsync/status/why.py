@@ -11,7 +11,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.core.messages import REVOKED
+from jobsync.core.messages import explain_cancel
 from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
@@ -134,8 +134,7 @@ def _explain_message(status: MessageStatus) -> Reason:
 
 
 def _explain_cancelled(message: MessageInfo) -> Reason:
-    is_revoked = bool(message.errors) and message.errors[-1].error == REVOKED
-    text = REVOKED if is_revoked else "its handler cancelled it"
+    text = explain_cancel(message.errors[-1].error if message.errors else "")
     return Reason("cancelled", text, since=message.finished)
 
 
@@ -232,6 +231,9 @@ def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
         who = "the only worker is" if len(active) == 1 else f"all {len(active)} workers are"
         text = f"it is 1 of {waiting} waiting messages, and {who} at capacity"
         return Reason("busy", text, since=since)
+    if limits := queue.find_limits(message.task):
+        text = f"it is ready, and waits for {' and '.join(limits)}, which counts in all processes"
+        return Reason("limited", text, since=since)
     if message.is_suspect:
         text = "its worker died while it was claimed: it runs once a worker has nothing else to do"
         return Reason("suspect", text, since=since)

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Mono, Seconds
@@ -47,7 +47,7 @@ from jobsync.settings import Sources, resolve
 from jobsync.ttl import events
 from jobsync.ttl.callback import ExpiryCallback, find_calling_callback
 from jobsync.ttl.governed_rules import GovernedRules
-from jobsync.ttl.settings import TTLSettings, parse_resources
+from jobsync.ttl.settings import TTLOptions, TTLSettings, parse_resources
 from jobsync.ttl.sweep import ResourceSweep, SweepCounts, SweepListener
 
 __all__ = ["TTLPlugin"]
@@ -83,13 +83,15 @@ class TTLPlugin(CoordinatorPlugin):
         *,
         resources: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = None,
         namespace: str | None = None,
-        **options: Any,
+        **options: Unpack[TTLOptions],
     ) -> None:
         if "coordinator_work_interval" in options:
             given = options["coordinator_work_interval"]
             fix = "pass cleanup_interval"
             raise Invalid("coordinator_work_interval", given, "is not an option here", fix)
-        passed, shared = split_options(TTLSettings, options, "a TTL plugin", ("resources",))
+        passed, shared = split_options(
+            TTLSettings, options, "a TTL plugin", ("resources", "namespace")
+        )
         sources = Sources.load(os.environ, Path.cwd())
         self.settings = resolve(TTLSettings, passed, sources, section="ttl").value
         self._governed = parse_resources(resources, self.settings)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from jobsync.coordination.settings import CoordinatorOptions
 from jobsync.core.arguments import check_choice, check_count, check_resource_name, check_seconds
 from jobsync.core.expiry import LONGEST_TTL, ON_EXPIRE, ExpiryOptions, OnExpire
 from jobsync.errors import Invalid, closest_name, plain_text
@@ -14,7 +15,7 @@ from jobsync.safe_text import safe_str
 from jobsync.settings import Settings, in_section
 from jobsync.user_code import check_no_generator
 
-__all__ = ["GovernedResource", "TTLSettings", "parse_resources"]
+__all__ = ["GovernedResource", "TTLOptions", "TTLSettings", "parse_resources"]
 
 _MAX_BATCH = 10_000
 _OPTIONS = (
@@ -28,6 +29,14 @@ _NEEDED_BY = {
     "callback": "callback",
 }
 """Options that one strategy alone uses."""
+
+
+class TTLOptions(CoordinatorOptions, total=False):
+    """Options as they are passed to `TTLPlugin`: see `TTLSettings`."""
+
+    default_ttl: float | None
+    cleanup_interval: float
+    batch_size: int
 
 
 @in_section("ttl")

@@ -194,8 +194,8 @@ def test_a_missing_bucket_is_named(s3: servers.S3Server) -> None:
     run = jobsync("doctor", "--json", s3.url("no-such-bucket"))
     assert run.returncode == 3
     (finding,) = [row for row in json.loads(run.stdout) if not row["ok"]]
-    assert finding["detail"].startswith("names a bucket that does not exist")
-    assert finding["fix"] == "create it first"
+    assert finding["detail"].startswith("url names a bucket that does not exist")
+    assert finding["fix"] == "create it, or correct its name"
 
 
 def test_a_bucket_needs_a_policy() -> None:

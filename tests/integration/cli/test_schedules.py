@@ -387,4 +387,5 @@ def test_a_store_without_jobs_has_none(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
     assert read_json("memory://", "schedules", "list") == []
     done = run("memory://", "schedules", "why", "daily")
-    assert (done.returncode, done.stderr) == (1, "jobsync: There is no job 'daily'.\n")
+    place = "  Looked in memory:// (from JOBSYNC_URL).\n"
+    assert (done.returncode, done.stderr) == (1, f"jobsync: There is no job 'daily'.\n{place}")

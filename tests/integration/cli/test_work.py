@@ -300,7 +300,7 @@ def test_heartbeats_that_fail_later_end_the_process(tmp_path: Path, url: str) ->
         (["tasks:dbb"], "TARGET is not a Database (got 'tasks:dbb'). Did you mean tasks:db?"),
         (["tasks:other"], "is not a Database (got 'tasks:other'). Did you mean tasks:db?"),
         (["taskz:db"], "TARGET refers to a missing module, taskz (got 'taskz:db')"),
-        (["tasks"], "Write it as in tasks:db"),
+        (["tasks"], "Write tasks:db, if its Database is called db"),
         (["tasks:db", "--http", "here"], "--http is not an address (got 'here')"),
         (["tasks:db", "--grace", "-1"], "'--grace'"),
         (["tasks:db", "--grace", "367d"], "--grace must be 0 to 366 days"),

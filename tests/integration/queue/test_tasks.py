@@ -221,8 +221,14 @@ async def test_a_task_with_a_cron_is_enqueued_by_the_scheduler(
 
     async with Database(locate("sqlite")) as db:
         if is_first:
+            warnings: list[Any] = []
+            db.on("plg:queue:cron-unscheduled", warnings.append)
             await db.use_plugin(queue)
             assert "nightly has a cron, and no scheduler" in queue.unready()
+            await until(lambda: warnings, "it is reported")
+            (warning,) = warnings
+            assert (warning.task, warning.cron) == ("nightly", "0 3 * * *")
+            assert "SchedulerPlugin()" in warning.fix
         await db.use_plugin(scheduler)
         await db.use_plugin(queue)
         assert queue.unready() == ""
@@ -250,6 +256,7 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"name": "a", "timeout": 0}, "timeout must be"),
         ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
+        ({"name": "d", "priority": 7}, "priority has no effect in a queue whose order is 'fifo'"),
         ({"name": "d", "backoff": 5}, "backoff must be a function .got 5."),
     ]
     for options, problem in problems:

@@ -11,6 +11,7 @@ from jobsync.cli import doctor as module
 from jobsync.cli.doctor import doctor
 from jobsync.cli.schema import schema
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.probe import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +81,22 @@ def test_the_tables_of_a_file_are_checked(tmp_path: Path) -> None:
     assert "CREATE TABLE jobsync_record" in tables
     assert "CREATE VIEW" in whole
     assert "CREATE VIEW" not in tables
+
+
+@pytest.mark.parametrize(
+    ("failed", "fixes", "last"),
+    [
+        ((), 0, "all checks passed"),
+        (("a name is created once", "a stale version is refused"), 1, "cannot use this store"),
+        (("clocks agree",), 1, "but not with the clock of this machine"),
+    ],
+)
+def test_one_fix_for_several_failures_is_shown_once(
+    capsys: pytest.CaptureFixture[str], failed: tuple[str, ...], fixes: int, last: str
+) -> None:
+    """The last line says whether it is the store or the clock."""
+    findings = [Finding(check, ok=False, detail="no", fix="mend it") for check in failed]
+    module._show([Finding("it opens", ok=True), *findings])
+    shown = capsys.readouterr().out
+    assert shown.count("fix: mend it") == fixes
+    assert last in shown.splitlines()[-1]

@@ -7,9 +7,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from jobsync import Database, Invalid
+from jobsync import Database, Invalid, NotFound
 from jobsync.cli.main import cli
-from jobsync.cli.options import DurationType, parse_seconds, url_argument, url_option
+from jobsync.cli.options import (
+    DurationType,
+    describe_target,
+    parse_seconds,
+    run_on_store,
+    url_argument,
+    url_option,
+)
+from jobsync.cli.render import name_store, show_rows
 from jobsync.stores.memory import MemoryStore
 
 
@@ -59,9 +67,63 @@ def test_a_store_is_named_by_its_url_or_by_a_program(
     runner = CliRunner(env={"JOBSYNC_URL": None, "JOBSYNC_APP": None, **environ})
     done = runner.invoke(show, words.split(), catch_exceptions=False)
     assert done.output.strip() == expected
-    given = words.replace("--url ", "").split()
-    done = runner.invoke(show_argument, given, catch_exceptions=False)
-    assert done.output.strip() == expected
+    for given in (words, words.replace("--url ", "")):
+        done = runner.invoke(show_argument, given.split(), catch_exceptions=False)
+        assert done.output.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "origin"),
+    [
+        ("--url memory://", {}, "from the command line"),
+        ("--url memory://", {"JOBSYNC_APP": "some_app:db"}, "from the command line"),
+        ("memory://", {"JOBSYNC_URL": "memory://x"}, "from the command line"),
+        ("", {"JOBSYNC_URL": "memory://"}, "from JOBSYNC_URL"),
+        ("--app some_app:db", {}, "from the code of some_app:db"),
+        ("", {"JOBSYNC_APP": "some_app:db"}, "from the code of some_app:db"),
+        ("--app some_app:default", {"JOBSYNC_URL": "memory://"}, "from JOBSYNC_URL"),
+        ("", {}, "by default; JOBSYNC_URL names another"),
+    ],
+)
+def test_an_empty_answer_names_the_store(
+    app: ModuleType, words: str, environ: dict[str, str], origin: str
+) -> None:
+    """With where its URL comes from, apart from the answer, which programs may read."""
+    del app
+
+    @click.command()
+    @url_argument
+    @click.option("--json", "as_json", is_flag=True)
+    def listed(url: str | None, *, as_json: bool) -> None:
+        parsed, found = describe_target(url)
+        name_store(f"{parsed} ({found})")
+        show_rows(["id"], [], as_json=as_json)
+
+    runner = CliRunner(env={"JOBSYNC_URL": None, "JOBSYNC_APP": None, **environ})
+    done = runner.invoke(listed, words.split(), catch_exceptions=False)
+    assert done.stdout == "id\n"
+    assert done.stderr.startswith("none in ")
+    assert done.stderr.endswith(f" ({origin})\n")
+    done = runner.invoke(listed, [*words.split(), "--json"], catch_exceptions=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_what_is_not_found_names_the_store() -> None:
+    """A note of the error, which the command line prints below it."""
+
+    async def find(*_: object) -> None:
+        raise NotFound("queue", "emails")
+
+    with pytest.raises(NotFound) as caught:
+        run_on_store("memory://", find)
+    assert caught.value.__notes__ == ["Looked in memory:// (from the command line)."]
+
+
+def test_a_url_is_passed_once() -> None:
+    """As an argument or as an option."""
+    error = CliRunner().invoke(show_argument, ["memory://", "--url", "memory://x"]).exception
+    assert isinstance(error, Invalid)
+    assert "URL must not be passed with --url (got 'memory://')" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from jobsync.errors import Invalid
 from jobsync.queue.enqueue import enqueue_messages
 
 NAME = "default/emails"
-ENQUEUED = {"delay": 0.0, "timeout": None, "max_attempts": None}
 
 
 class Calls:
@@ -156,7 +155,7 @@ def test_messages_are_pushed_with_their_options(
         arguments = ["emails", *([] if given is None else [given]), *words, "--json"]
         done = CliRunner().invoke(enqueue, arguments, input=stdin, env=environ)
         assert done.exit_code == 0, done.output
-        assert pushed.pop() == ("emails", found, {**ENQUEUED, **expected})
+        assert pushed.pop() == ("emails", found, expected)
         assert len(json.loads(done.stdout)) == len(found)
 
 

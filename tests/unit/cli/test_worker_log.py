@@ -40,6 +40,19 @@ def test_events_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_lines_of_several_processes_have_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a process that is alone have none."""
+    for process in (None, 3):
+        start_logging("text", "info", process)
+        logging.getLogger("jobsync.work").warning("late")
+        start_logging("json", "info", process)
+        logging.getLogger("jobsync.work").warning("late")
+    text, line, numbered_text, numbered = capsys.readouterr().err.splitlines()
+    assert (text[9:], numbered_text[9:]) == ("warning: late", "[3] warning: late")
+    assert "process" not in json.loads(line)
+    assert json.loads(numbered)["process"] == 3
+
+
 async def _handle_one(queue: QueuePlugin, log_format: str) -> str:
     """Handle a message of the task send in a worker, with a log; return its id."""
     start_logging(log_format, "info")

@@ -154,7 +154,9 @@ async def send(
 
 
 SEND = TaskSignature("mail.send", send)
+UNTYPED = TaskSignature("mail.ask", lambda context: context)
 WRONG: list[tuple[Callable[[], Any], str]] = [
+    (UNTYPED.encode, "^context is missing: mail.ask needs it. Annotate it .*: context: Context"),
     (SEND.encode, r"^to is missing: mail.send needs it. Call it as send\(to: str, "),
     (lambda: SEND.encode("a"), "^address is missing: mail.send needs it"),
     (

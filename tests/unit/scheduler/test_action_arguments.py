@@ -95,6 +95,14 @@ def yields(db: Any) -> Any:
     yield db
 
 
+def takes_context_alone(context: Any) -> None:
+    """Take the context where the database comes."""
+
+
+def takes_typed_context(run: JobContext) -> None:
+    """Take the context under another name."""
+
+
 def needs_four(a: Any, b: Any, c: Any, d: Any) -> None:
     """Take too many arguments."""
 
@@ -110,6 +118,8 @@ def needs_a_name(db: Any, limit: int = 1, *, name: str) -> None:
         ("report", r"action must be callable \(got 'report'\)"),
         (yields, r"action is a generator, which nobody runs .* Write a function without yield"),
         (yields_in_coroutine, "action is a generator, which nobody runs"),
+        (takes_context_alone, r"has 'context' first, which would get the database .*\(db, context"),
+        (takes_typed_context, "has 'run' first, which would get the database"),
         (needs_four, r"action must take at most 3 arguments .* Write async def action\(db\)"),
         (needs_a_name, "action must not need the argument 'name' by name"),
     ],

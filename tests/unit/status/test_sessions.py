@@ -3,14 +3,20 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import cluster as module
+from jobsync.coordination.role import ROLES
 from jobsync.coordination.session import SESSIONS
+from jobsync.processes import SystemProcesses
 from jobsync.status.sessions import ClusterStatus, read_cluster_status
+from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
+
+ROLE = "default/queue-emails"
 
 
 async def _read_ends() -> ClusterStatus:
@@ -19,12 +25,16 @@ async def _read_ends() -> ClusterStatus:
     database = Database(connection=store, plugins=[QueuePlugin("emails", on_message=print)])
     async with database:
         (record,) = await store.scan(SESSIONS)
-    facts = record.value["facts"]
     idle = {**record.value, "state": "dead", "works": [], "holds": {}, "facts": {"host": "h"}}
+    process = SystemProcesses().identify()
+    assert process is not None
+    # As if the number of this process had been another's before.
+    gone = msgspec.to_builtins(msgspec.structs.replace(process, started=process.started - 1))
+    live = {"state": "live", "works": [ROLE], "holds": {ROLE: 1}}
     ends: dict[str, dict[str, Any]] = {
-        "led": {"holds": {"default/queue-emails": 1}},
-        "stood": {"works": ["default/queue-emails"]},
-        "claimed": {"facts": {**facts, "queue:default/emails": {"concurrency": 3}}},
+        "killed": live | {"process": gone},
+        "led": {"holds": {ROLE: 1}},
+        "lost": {},
         "vanished": {"ended": True},
     }
     for name, changes in ends.items():
@@ -33,12 +43,12 @@ async def _read_ends() -> ClusterStatus:
 
 
 async def test_a_worker_that_stops_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was killed was still a candidate, led, published something, or has just vanished."""
+    """A stop in order is stored; one that was killed is dead, also if nobody has recorded it."""
     status = await _read_ends()
     left = {session.worker_id: session.has_left for session in status.sessions}
     stopped = [worker for worker, has_left in left.items() if has_left]
     assert [worker for worker in left if worker not in stopped] == [
-        *("claimed", "led", "stood", "vanished")
+        *("killed", "led", "lost", "vanished")
     ]
     assert len(stopped) == 1
     monkeypatch.setattr(module, "run_on_store", lambda _, __: status)
@@ -46,3 +56,45 @@ async def test_a_worker_that_stops_is_not_dead(monkeypatch: pytest.MonkeyPatch) 
     assert {row["worker_id"]: (row["state"], row["leads"]) for row in shown} == {
         worker: ("ended" if worker in stopped else "dead", []) for worker in left
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "age", "state", "expected", "candidates"),
+    [
+        ({}, 14.0, "live", "led", 1),
+        ({}, 16.0, "silent", "silent", 0),
+        ({"state": "dead"}, 1.0, "dead", "vacant", 0),
+    ],
+)
+async def test_a_role_is_led_while_its_leader_sends_heartbeats(
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    age: float,
+    state: str,
+    expected: str,
+    candidates: int,
+) -> None:
+    """If they are missing, it is silent; a dead one leaves it vacant, without an end."""
+    store = MemoryStore()
+    session = {
+        "worker": "w",
+        "state": "live",
+        "beat": 1,
+        "timing": {"beat": 5.0, "timeout": 15.0},
+        "works": [ROLE],
+        "holds": {ROLE: 1},
+    }
+    role = {"epoch": 1, "owner": "w.1", "since": 1.0, "until": 2.0, "timeout": 15.0}
+    await store.create(f"{SESSIONS}w.1", session | changes)
+    await store.create(f"{ROLES}{ROLE}", role)
+
+    async def read_age(_: Record) -> float:
+        return age
+
+    monkeypatch.setattr(store, "age", read_age)
+    status = await read_cluster_status(store, Components.system())
+    assert status.sessions[0].state == state
+    (shown,) = status.roles
+    assert (shown.state, shown.candidates) == (expected, candidates)
+    is_vacant = expected == "vacant"
+    assert (shown.until is None, shown.leader is None) == (is_vacant, is_vacant)

@@ -6,10 +6,15 @@ import msgspec
 import pytest
 
 from jobsync.cli.why import _describe
-from jobsync.core.messages import REVOKED
+from jobsync.core.messages import CANCELLED, REVOKED
 from jobsync.queue.backend import Failure, MessageInfo
 from jobsync.queue.directory import Pause, QueueContent
-from jobsync.queue.worker_status import WorkerStatus, build_worker_facts
+from jobsync.queue.worker_status import (
+    ReportedLimit,
+    WorkerStatus,
+    build_worker_facts,
+    read_worker_statuses,
+)
 from jobsync.status.queues import MessageStatus, QueuesStatus, QueueStatus, QueueWorkerStatus
 from jobsync.status.sessions import SessionStatus
 from jobsync.status.why import explain
@@ -276,6 +281,24 @@ def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[st
             None,
         ),
         (status(state="completed", finished=990.0), "completed", "completed", 990.0, None),
+        (
+            status(
+                state="cancelled",
+                finished=990.0,
+                errors=(Failure(1, "ValueError", 9.0), Failure(2, f"{CANCELLED}: late\nx", 990.0)),
+            ),
+            "cancelled",
+            "its handler cancelled it: late",
+            990.0,
+            None,
+        ),
+        (
+            status(state="cancelled", finished=990.0, errors=(Failure(1, "ValueError", 9.0),)),
+            "cancelled",
+            "its handler cancelled it",
+            990.0,
+            None,
+        ),
         (status(state="cancelled", finished=990.0), "cancelled", "cancelled it", 990.0, None),
         (
             status(state="cancelled", finished=990.0, errors=(Failure(0, REVOKED, 990.0),)),
@@ -330,3 +353,29 @@ def test_a_blocked_message_whose_head_has_just_ended_names_its_group() -> None:
     reason = explain(status(worker(), state="blocked", group="customer-7"))
     assert (reason.code, reason.until) == ("blocked", None)
     assert "group customer-7" in reason.text
+
+
+@pytest.mark.parametrize(
+    ("limits", "claimed", "expected"),
+    [
+        ({"send": ReportedLimit(max_concurrency=2)}, 2, "max_concurrency=2 of task send, which"),
+        ({"send": ReportedLimit(max_concurrency=2)}, 1, None),
+        ({"": ReportedLimit(max_concurrency=2)}, 2, "max_concurrency=2 of queue default/tasks"),
+        ({"send": ReportedLimit(rate=1 / 6)}, 0, "rate_limit=10/minute of task send"),
+        ({"": ReportedLimit(rate=100.0)}, 0, "rate_limit=100/second of queue default/tasks"),
+        ({"other": ReportedLimit(max_concurrency=2, rate=1.0)}, 2, None),
+    ],
+)
+def test_a_limit_that_holds_a_message_back_is_named(
+    limits: dict[str, ReportedLimit], claimed: int, expected: str | None
+) -> None:
+    """As its worker has reported it; one on concurrency only if it is reached."""
+    reported = WorkerStatus(concurrency=9, tasks=("send",), limits=limits)
+    facts = build_worker_facts("default/tasks", reported)
+    (read,) = read_worker_statuses(facts).values()
+    able = worker(concurrency=9, tasks=read.tasks, limits=read.limits)
+    message = status(able, task="send")
+    queue = msgspec.structs.replace(message.queue, counts={"ready": 1, "claimed": claimed})
+    reason = explain(msgspec.structs.replace(message, queue=queue))
+    assert (reason.code == "limited") == (expected is not None)
+    assert (expected or "a worker claims it at its next poll") in reason.text

@@ -103,7 +103,11 @@ def test_a_condition_is_refused_only_by_an_answer(failure: FailedRequest, *, ref
         (answered(403, "InvalidAccessKeyId"), Misconfigured, "Correct the key"),
         (answered(403, "RequestTimeTooSkewed"), Misconfigured, "Set this machine's clock"),
         (answered(403, "Strange"), Misconfigured, "403 Strange.*s3:PutObject"),
-        (answered(404, "NoSuchBucket"), Misconfigured, "does not exist.*Create it first"),
+        (
+            answered(404, "NoSuchBucket"),
+            Misconfigured,
+            "does not exist.*Create it, or correct its name",
+        ),
         (answered(400, "ExpiredToken"), Misconfigured, "Renew it"),
         (one_delete("AccessDenied"), Misconfigured, r"\(the server answered AccessDenied\)"),
         (answered(503, "SlowDown"), Unavailable, "the server answered 503 SlowDown"),

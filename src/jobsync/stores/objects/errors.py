@@ -31,7 +31,10 @@ _REFUSALS = {
     "InvalidAccessKeyId": ("does not know this access key", "correct the key"),
     "InvalidToken": ("does not accept the session token", "renew it, connect again"),
     _NO_CREDENTIALS: ("comes without credentials", _CREDENTIALS_FIX),
-    "NoSuchBucket": ("names a bucket that does not exist", "create it first"),
+    "NoSuchBucket": (
+        "names a bucket that does not exist",
+        "create it, or correct its name",
+    ),
     "NotImplemented": ("has no conditional writes", "use a server that has them"),
     "PermanentRedirect": ("is in another region", "name it: ?region=…"),
     "RequestTimeTooSkewed": ("has another time than this machine", "set this machine's clock"),
