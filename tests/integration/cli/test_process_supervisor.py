@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,24 @@ def test_a_process_that_cannot_be_started_again_is_tried_later() -> None:
     supervisor._start(child)
     assert child.start_at is not None
     assert child.process is None
+
+
+def _wait_after_failure(supervisor: ProcessSupervisor) -> None:
+    supervisor._on_end(supervisor._children[0], 1, has_worked=True)
+
+
+def _wait_after_refused_start(supervisor: ProcessSupervisor) -> None:
+    supervisor._start(supervisor._children[1])
+
+
+@pytest.mark.parametrize("waits", [_wait_after_failure, _wait_after_refused_start])
+def test_a_stop_starts_nothing_that_waits_for_its_start(
+    waits: Callable[[ProcessSupervisor], None],
+) -> None:
+    """Neither one that has failed nor one that could not be started; it need not wait for them."""
+    supervisor = ProcessSupervisor(lambda *_: ["/nowhere"], 2, LONG, Components.system())
+    supervisor._has_worked = True
+    waits(supervisor)
+    assert supervisor._is_busy()
+    supervisor._stop(signal.SIGTERM)
+    assert not supervisor._is_busy()

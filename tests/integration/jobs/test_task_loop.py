@@ -133,19 +133,23 @@ def test_a_task_that_is_pending_again_is_done_again(nodes: ClaimNodes) -> None:
     assert tasks == ["1"]
 
 
-def test_a_task_done_during_the_call_is_not_done_again(nodes: ClaimNodes) -> None:
-    """Without clocks: time does not pass here."""
+@pytest.mark.parametrize(("calls", "done"), [(0, []), (2, ["1"])], ids=["first", "again"])
+def test_a_task_done_during_the_call_is_not_done_again(
+    nodes: ClaimNodes, calls: int, done: list[str]
+) -> None:
+    """Without clocks: time does not pass here. Also if it was done, and seen as done, before."""
     slow, quick = OwningNode(nodes, "a"), OwningNode(nodes, "b")
-    answers = iter([["1"], []])
+    answers = iter([*[["1"]] * calls, ["1"], []])
+    called = iter(range(calls + 2))
 
     def list_pending() -> list[str]:
-        answer = next(answers)
-        if answer:
+        if next(called) == calls:
             # Another node does it after the list was made and before it is returned.
-            assert names(loop(quick, ["1"])) == ["1"]
-        return answer
+            assert run(quick.claim(["1"], run(quick.find_done(["1"])))) == {}
+            assert run(quick.finish(["1"])) == {}
+        return next(answers)
 
-    assert names(loop(slow, list_pending)) == []
+    assert names(loop(slow, list_pending)) == done
 
 
 def test_a_task_done_by_another_node_during_a_round_is_skipped(nodes: ClaimNodes) -> None:
