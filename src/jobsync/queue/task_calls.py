@@ -289,10 +289,8 @@ def _build_job(signature: TaskSignature, options: TaskOptions) -> dict[str, Any]
     try:
         signature.check({})
     except Invalid as error:
-        problem = (
-            f"needs a function that can be called without arguments, and {error.field} has none"
-        )
-        raise Invalid("cron", cron, problem, f"give {error.field} a default") from None
+        problem = f"needs a function without arguments, and this one needs {error.field!r}"
+        raise Invalid("cron", cron, problem, f"give {error.field!r} a default") from None
     zone = {"timezone": options["timezone"]} if "timezone" in options else {}
     try:
         Schedule.parse(cron, **zone)

@@ -254,7 +254,7 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
         ({"max_retrys": 3}, "max_retrys is not an option of a task .* Did you mean max_retries"),
         ({"name": "a", "max_retries": -1}, "max_retries must be"),
         ({"name": "a", "timeout": 0}, "timeout must be"),
-        ({"name": "b", "cron": "@daily"}, "cron needs a function that can be called without"),
+        ({"name": "b", "cron": "@daily"}, "without arguments, and this one needs 'n'"),
         ({"name": "c", "timezone": "UTC"}, "timezone has no effect without a cron"),
         ({"name": "d", "priority": 7}, "priority has no effect in a queue whose order is 'fifo'"),
         ({"name": "d", "backoff": 5}, "backoff must be a function .got 5."),
