@@ -127,7 +127,7 @@ async def test_messages_are_browsed_by_state(url: str) -> None:
         lambda: read_queue(url)["dead"] == 3 and read_queue(url)["claimed"] == 1,
         "all have been handled",
     )
-    push(url, {"kind": "plain"}, words=("--delay", "60"))
+    push(url, {"kind": "plain"}, {"kind": "plain"}, words=("--delay", "60"))
     for state in STATES:
         words = ("queues", "browse", "emails", "--state", state)
         found = read_json(url, *words)
@@ -141,6 +141,8 @@ async def test_messages_are_browsed_by_state(url: str) -> None:
                 assert [line.split()[0] for line in lines[1:]] == [row["id"] for row in found]
             else:
                 assert lines[0].startswith("none in ")
+    # Of all live states together: one is claimed, and two wait.
+    assert len(read_json(url, "queues", "browse", "emails", "--limit", "2")) == 2
     limited = ("queues", "browse", "emails", "--state", "dead", "--limit", "2")
     first = read_json(url, *limited)
     rest = read_json(url, *limited, "--after", first[-1]["cursor"])
