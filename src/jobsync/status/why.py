@@ -154,6 +154,8 @@ def _explain_claimed_message(status: MessageStatus) -> Reason:
         text = f"{holder.worker_id} has not renewed its claim: the next worker to poll takes it"
         return Reason("lapsed", text, since=message.due)
     text = f"{holder.worker_id} has claimed it, as {_describe_attempt(message)}"
+    if message.is_suspect:
+        text = f"{text}, alone, because a worker has died with it"
     if message.progress is not None:
         text = f"{text}: {describe_progress(message.progress, message.progress_note)}"
     return Reason("claimed", text, since=message.claimed)
@@ -171,7 +173,10 @@ def _explain_orphan(status: MessageStatus, code: str, text: str) -> Reason:
     # By the store's clock: when the holder last sent a heartbeat, or was marked as dead.
     since = None if holder is None or holder.heard is None else message.seen - holder.heard
     if any(worker.works for worker in queue.workers):
-        text = f"{text}: the other workers take it back at their next poll"
+        if code == "owner-dead":
+            text = f"{text}: the other workers take it back at their next poll"
+            return Reason(code, text, since=since)
+        text = f"{text}: the other workers take it back once it is dead or its claim lapses"
         return Reason(code, text, since=since, until=message.due)
     return Reason(code, f"{text}, and {queue.name} has no worker to take it back", since=since)
 
@@ -237,7 +242,10 @@ def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
     if message.is_suspect:
         text = "its worker died while it was claimed: it runs once a worker has nothing else to do"
         return Reason("suspect", text, since=since)
-    return Reason("next", "it is ready: a worker claims it at its next poll", since=since)
+    text = "it is ready: a worker claims it at its next poll"
+    if any(worker.claims for worker in active):
+        text = f"{text}, or after a message that it handles alone because a worker has died with it"
+    return Reason("next", text, since=since)
 
 
 def _explain_unknown_task(task: str, live: list[QueueWorkerStatus], since: float) -> Reason:

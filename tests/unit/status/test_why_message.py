@@ -188,18 +188,25 @@ def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[st
             None,
         ),
         (
+            claimed(worker(), is_suspect=True),
+            "claimed",
+            "as attempt 2 of 4, alone, because a worker has died with it",
+            980.0,
+            None,
+        ),
+        (
             claimed(worker(state="silent", heard=20.0), worker(worker_id="worker-2")),
             "owner-silent",
-            "worker-1 has claimed it and sends no heartbeats: the other workers take it back",
+            "the other workers take it back once it is dead or its claim lapses",
             980.0,
             1020.0,
         ),
         (
             claimed(worker(state="dead", heard=3.0), worker(worker_id="worker-2")),
             "owner-dead",
-            "the other workers take it back",
+            "the other workers take it back at their next poll",
             997.0,
-            1020.0,
+            None,
         ),
         (
             claimed(worker(state="dead", heard=3.0)),
@@ -256,7 +263,13 @@ def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[st
             900.0,
             None,
         ),
-        (status(worker(claims=3), worker()), "next", "claims it at its next poll", 900.0, None),
+        (
+            status(worker(claims=3), worker()),
+            "next",
+            "a message that it handles alone",
+            900.0,
+            None,
+        ),
         (
             status(worker(), state="waiting", due=990.0, is_suspect=True),
             "suspect",
