@@ -36,7 +36,7 @@ MESSAGE_STEPS: Mapping[str, str] = {
     "retrying": _SOONER,
     "suspect": "wait until a worker is idle, or start another one",
     "unknown": "check the id, and that this is the store that the program uses",
-    "unknown-task": "start a worker whose code has the task, or resume it if it is paused",
+    "unknown-task": "start or resume a worker whose code has the task, or has @queue.handler",
     "unreadable": "repair what wrote it; then run: jobsync messages delete {name}",
 }
 TASK_STEPS: Mapping[str, str] = {
