@@ -93,8 +93,8 @@ def work(
 ) -> None:
     """Run the plugins of TARGET: module:name of a Database, or of a function that returns one.
 
-    SIGTERM and SIGINT let everything finish within --grace seconds; a second signal stops the
-    process immediately. Exits with 1 if something failed.
+    SIGTERM and SIGINT let everything finish within --grace seconds; a second signal,
+    half a second later or more, stops the process immediately. Exits with 1 if something failed.
 
     With --processes, the first one has the port of --http, the next one the port after it, and
     so on; to the name of the --heartbeat-file its number is added, from 0.
