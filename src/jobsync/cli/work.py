@@ -136,7 +136,9 @@ def work(
             write_heartbeat(heartbeat_file, health.ready(), database.components.clock.wall())
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serve_probes(address, health))
-            if log_format == "text" and is_first:
+            if is_first and log_format == "json":
+                _log_plan(target, database, probes)
+            elif is_first:
                 _print_plan(target, database, probes, is_alone=link is None)
             if is_first:
                 warn_of_other_store(database, os.environ)
@@ -177,8 +179,8 @@ def _print_plan(target: str, database: Database, probes: str | None, *, is_alone
     """Print what this process is going to do; one of several, what each of them is."""
     from jobsync.cli.worker_plan import describe_store, describe_work
 
-    work = "\n".join(describe_work(database))
-    facts = {"store": describe_store(database), "runs": work}
+    store, origin = describe_store(database)
+    facts = {"store": f"{store} ({origin})", "runs": "\n".join(describe_work(database))}
     if is_alone:
         _print_banner(target, **facts, probes=probes)
     else:
@@ -186,6 +188,16 @@ def _print_plan(target: str, database: Database, probes: str | None, *, is_alone
         for name, text in facts.items():
             for line in text.splitlines():
                 logging.getLogger("jobsync.work").info("%s %s", name, line)
+
+
+def _log_plan(target: str, database: Database, probes: str | None) -> None:
+    """Log what this process is going to do, or each of several, as fields of one line."""
+    from jobsync.cli.worker_log import log_facts
+    from jobsync.cli.worker_plan import describe_store, describe_work
+
+    store, origin = describe_store(database)
+    facts = {"target": target, "store": store, "origin": origin, "runs": [*describe_work(database)]}
+    log_facts("worker starting", {**facts, **({"probes": probes} if probes else {})})
 
 
 def _print_banner(target: str, **facts: str | None) -> None:
