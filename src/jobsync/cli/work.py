@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobsync.cli.options import DurationType, option
+from jobsync.cli.options import DurationType, WholeNumberType, option
 from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ __all__ = ["work"]
 )
 @option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=WholeNumberType(1),
     envvar="JOBSYNC_CONCURRENCY",
     help="Handlers of each queue that run at once; by default what the queue says.",
 )
 @option(
     "--processes",
-    type=click.IntRange(1, 1000),
+    type=WholeNumberType(1, 1000),
     default=1,
     envvar="JOBSYNC_PROCESSES",
     show_default=True,
