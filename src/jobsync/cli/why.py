@@ -92,7 +92,7 @@ def show_reason(
     if as_json or not sys.stdout.isatty():
         details: dict[str, object] = {} if status is None else msgspec.to_builtins(status)
         show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
-        if status is None and not as_json:
+        if status is None and queue is None and not as_json:
             report_empty()
     else:
         facts = [("code", reason.code), *_format_times(reason), *_describe(status)]
