@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.options import FAILED, json_option, option
+from jobsync.cli.options import FAILED, WholeNumberType, json_option, option
 
 if TYPE_CHECKING:
     from jobsync.components import Components
@@ -39,7 +39,7 @@ def _open_screen(components: Components) -> DemoScreen:
     default=4,
     envvar="JOBSYNC_DEMO_WORKERS",
     show_default=True,
-    type=click.IntRange(3, 16),
+    type=WholeNumberType(3, 16),
     help="Number of worker processes.",
 )
 @option(

@@ -16,6 +16,7 @@ from jobsync.cli.options import (
     FAILED,
     DurationType,
     SuggestingGroup,
+    WholeNumberType,
     chosen_app,
     json_option,
     option,
@@ -130,13 +131,13 @@ def run_now(url: str | None, queue: str | None, message_id: str, *, as_json: boo
 )
 @option(
     "--max-attempts",
-    type=click.IntRange(1),
+    type=WholeNumberType(1),
     envvar="JOBSYNC_QUEUE_MAX_ATTEMPTS",
     help="Maximum number of attempts for each message; 4 by default.",
 )
 @option(
     "--priority",
-    type=click.IntRange(-100, 100),
+    type=WholeNumberType(-100, 100),
     envvar="JOBSYNC_PRIORITY",
     help="Higher ones go first, in a queue whose order is by priority; 0 by default.",
 )

@@ -35,6 +35,7 @@ __all__ = [
     "USAGE",
     "DurationType",
     "SuggestingGroup",
+    "WholeNumberType",
     "after_option",
     "appname_option",
     "check_file",
@@ -74,13 +75,27 @@ _split_duration = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)").fullmatc
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+class WholeNumberType(click.IntRange):
+    """A whole number within bounds, which an error names."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; fail with the bounds."""
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            bounds = (
+                f"of {self.min} or more" if self.max is None else f"from {self.min} to {self.max}"
+            )
+            self.fail(f"{value!r} is not accepted: pass a whole number {bounds}.", param, ctx)
+
+
 json_option = option("--json", "as_json", is_flag=True, envvar="JOBSYNC_JSON", help="Print JSON.")
 limit_option = option(
     "--limit",
     default=20,
     envvar="JOBSYNC_LIMIT",
     show_default=True,
-    type=click.IntRange(1, 10_000),
+    type=WholeNumberType(1, 10_000),
     help="Maximum number of rows.",
 )
 reason_option = option("--reason", default="", envvar="JOBSYNC_REASON", help="Reason, for people.")

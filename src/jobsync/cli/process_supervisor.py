@@ -22,7 +22,7 @@ from jobsync.core.clock import Mono, Seconds
 from jobsync.core.retry import ExponentialBackoff
 from jobsync.safe_text import format_error
 
-__all__ = ["ProcessSupervisor", "SupervisorLink"]
+__all__ = ["SAME_REQUEST", "ProcessSupervisor", "SupervisorLink"]
 
 _log = logging.getLogger("jobsync.work")
 
@@ -31,6 +31,11 @@ _STABLE: Seconds = 60.0
 """A process that has run for so long begins again with the shortest pause."""
 _EXTRA_TIME: Seconds = 4.0
 """Seconds beyond the grace period until processes that still run are killed."""
+SAME_REQUEST: Seconds = 0.5
+"""Signals within so long after the first are the same request to stop.
+
+`timeout` signals a process and then its group; systemd signals the supervisor and its processes.
+"""
 _RUNNING = b"r"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SIGNAL_EXIT = 128
@@ -147,6 +152,7 @@ class ProcessSupervisor:
         self._has_worked = False
         self._kill_at: Mono | None = None
         """When processes that still run are killed; None if they are not to stop."""
+        self._stop_since: Mono | None = None
         self._worst = 0
 
     def run(self) -> int:
@@ -182,10 +188,15 @@ class ProcessSupervisor:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
-        """Pass a signal on, and start nothing any more."""
+        """Pass a signal on, unless it repeats the first, and start nothing any more."""
+        now = self._clock.mono()
+        if self._stop_since is None:
+            self._stop_since = now
+        elif now - self._stop_since < SAME_REQUEST:
+            return
         _log.info("%s: stopping all processes", signal.Signals(number).name)
         if self._kill_at is None:
-            self._kill_at = self._clock.mono() + self._grace + _EXTRA_TIME
+            self._kill_at = now + self._grace + _EXTRA_TIME
         for child in self._children:
             child.start_at = None
             # A second SIGTERM means the same as a second SIGINT.

@@ -22,16 +22,30 @@ def show_jobs(jobs: Sequence[ScheduledJobStatus], *, as_json: bool) -> None:
         *(["namespace"] if has_several else []),
         "job",
         Column("fires", long=True),
-        Column("next_fire", _format_instant),
+        "next_fire",
         "last",
         "marks",
-        Column("queue", spare=True),
         Column("last_run", format_ages(now()), spare=True),
         Column("timezone", spare=True),
         Column("last_duration", _format_seconds, spare=True),
         Column("description", spare=True, long=True),
+        # Most jobs have none: it is the first that a narrow terminal leaves out.
+        Column("queue", spare=True),
     ]
-    show_rows(columns, [_summarise(job) for job in jobs], as_json=as_json)
+    rows = [_summarise(job) for job in jobs]
+    if sys.stdout.isatty() and not as_json:
+        for row, job in zip(rows, jobs, strict=True):
+            row["next_fire"] = _format_next(job)
+    show_rows(columns, rows, as_json=as_json)
+
+
+def _format_next(status: ScheduledJobStatus) -> str:
+    """Return when a job fires next, in its own zone, in which its schedule is in words."""
+    if status.next_fire is None:
+        return ""
+    job = status.job
+    moment = Schedule.parse(job.schedule, job.timezone).in_zone(int(status.next_fire))
+    return moment.strftime("%Y-%m-%d %H:%M:%S %Z" if moment.second else "%Y-%m-%d %H:%M %Z")
 
 
 def _summarise(status: ScheduledJobStatus) -> dict[str, object]:

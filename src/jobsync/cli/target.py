@@ -6,6 +6,7 @@
 import asyncio
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -38,9 +39,10 @@ def load_target(target: str, field: str = "TARGET") -> Database | Callable[[], A
     """
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
-        own = target.partition(":")[0].removesuffix(".py").replace("/", ".") or "tasks"
-        fix = f"write {own}:db, if its Database is called db"
+        fix = f"{_suggest_target(module_name or 'tasks', 'db')}, if its Database is called db"
         raise Invalid(field, target, "is not module:name", fix)
+    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
+        _refuse_path(field, target)
     # Like `python -m`: modules in the working directory can be imported.
     sys.path.insert(0, "")
     try:
@@ -48,8 +50,12 @@ def load_target(target: str, field: str = "TARGET") -> Database | Callable[[], A
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             _refuse(field, target, "cannot be imported", error)
+        if module_name.endswith(".py"):
+            _refuse_path(field, target)
         problem = f"refers to a missing module, {error.name}"
-        raise Invalid(field, target, problem, "check the name") from None
+        file = error.name.replace(".", "/") + (".py" if error.name == module_name else "")
+        fix = f"check the name, or start it where {file} is: it was searched in {Path.cwd()}"
+        raise Invalid(field, target, problem, fix) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         _refuse(field, target, "cannot be imported", error)
     found = _unwrap(getattr(module, attribute, None))
@@ -61,6 +67,28 @@ def load_target(target: str, field: str = "TARGET") -> Database | Callable[[], A
         fix = f"did you mean {module_name}:{hint}?" if hint else create
         raise Invalid(field, target, problem, fix)
     return cast("Database | Callable[[], Any]", found)
+
+
+def _refuse_path(field: str, target: str) -> NoReturn:
+    """Refuse the path of a file in place of a module.
+
+    Raises:
+        Invalid: always.
+    """
+    path, _, attribute = target.partition(":")
+    fix = _suggest_target(path, attribute)
+    raise Invalid(field, target, "has the path of a file, not a module", fix) from None
+
+
+def _suggest_target(path: str, attribute: str) -> str:
+    """Return what to write for a name in a module that was given by name or as a file."""
+    file = Path(path.replace("\\", "/").removesuffix(".py"))
+    folder = os.path.relpath(file.parent)
+    name = file.name.strip(".") or "tasks"
+    if folder.startswith(".."):
+        return f"start it in {file.parent} and write {name}:{attribute}"
+    packages = "" if folder == "." else folder.replace(os.sep, ".") + "."
+    return f"write {packages}{name}:{attribute}"
 
 
 def _find_problem(found: object) -> str:

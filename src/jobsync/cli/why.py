@@ -22,12 +22,14 @@ from jobsync.cli.render import ago, format_time, named_store, report_empty, show
 if TYPE_CHECKING:
     import datetime as dt
 
+    from jobsync.components import Components
     from jobsync.status.jobs import TaskStatus
     from jobsync.status.queues import MessageStatus
     from jobsync.status.schedules import ScheduledJobStatus
     from jobsync.status.why import Explained, Reason
+    from jobsync.stores.contract import Store
 
-__all__ = ["show_reason", "why"]
+__all__ = ["find_queue_of_task", "show_reason", "why"]
 
 
 @click.command()
@@ -40,25 +42,57 @@ def why(name: str, url: str | None, appname: str, day: dt.date, *, as_json: bool
     """Explain why a message, by its id, a task or a scheduled job waits, or how it ended."""
     from jobsync.status.why import find_status
 
-    status = run_on_store(
-        url, lambda store, components: find_status(store, components, name, appname, day)
-    )
-    show_reason(name, status, as_json=as_json)
+    async def find(store: Store, components: Components) -> tuple[Explained | None, str | None]:
+        found = await find_status(store, components, name, appname, day)
+        is_known = found is not None
+        return found, None if is_known else await find_queue_of_task(store, components, name)
+
+    status, queue = run_on_store(url, find)
+    show_reason(name, status, queue=queue, as_json=as_json)
     raise SystemExit(FAILED if status is None else 0)
 
 
-def show_reason(name: str, status: Explained | None, *, as_json: bool) -> None:
-    """Print why something waits."""
+async def find_queue_of_task(store: Store, components: Components, name: str) -> str | None:
+    """Return a queue whose live workers handle a task of this name; None if there is none."""
+    from jobsync.status.queues import read_queues_status
+
+    queues = (await read_queues_status(store, components)).queues()
+    workers = ((queue.name, each) for queue in queues for each in queue.workers)
+    known = (
+        queue
+        for queue, worker in workers
+        if worker.state == "live" and name in (worker.tasks or ())
+    )
+    return next(known, None)
+
+
+def show_reason(
+    name: str, status: Explained | None, *, queue: str | None = None, as_json: bool
+) -> None:
+    """Print why something waits.
+
+    Args:
+        name: the id or the name that was asked for.
+        status: what was found.
+        queue: the queue that has a task of this name, if nothing else was found.
+        as_json: whether to print JSON.
+    """
     from jobsync.status.next_steps import suggest_next
     from jobsync.status.why import explain
 
     reason = explain(status)
     step = suggest_next(name, status, reason.code)
+    if status is None and queue is not None:
+        text = f"it is a task of the queue {queue}, not a message; each message has an id"
+        reason = msgspec.structs.replace(reason, text=text)
+        step = f"run: jobsync queues browse {queue}; then jobsync why ID"
+    elif status is None and "." in name:
+        step += "; the messages of a task are listed by: jobsync queues browse QUEUE"
     row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason), "next": step}
     if as_json or not sys.stdout.isatty():
         details: dict[str, object] = {} if status is None else msgspec.to_builtins(status)
         show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
-        if status is None and not as_json:
+        if status is None and queue is None and not as_json:
             report_empty()
     else:
         facts = [("code", reason.code), *_format_times(reason), *_describe(status)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobsync.cli.options import DurationType, option
+from jobsync.cli.options import DurationType, WholeNumberType, option
 from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ __all__ = ["work"]
 )
 @option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=WholeNumberType(1),
     envvar="JOBSYNC_CONCURRENCY",
     help="Handlers of each queue that run at once; by default what the queue says.",
 )
 @option(
     "--processes",
-    type=click.IntRange(1, 1000),
+    type=WholeNumberType(1, 1000),
     default=1,
     envvar="JOBSYNC_PROCESSES",
     show_default=True,
@@ -93,8 +93,8 @@ def work(
 ) -> None:
     """Run the plugins of TARGET: module:name of a Database, or of a function that returns one.
 
-    SIGTERM and SIGINT let everything finish within --grace seconds; a second signal stops the
-    process immediately. Exits with 1 if something failed.
+    SIGTERM and SIGINT let everything finish within --grace seconds; a second signal,
+    half a second later or more, stops the process immediately. Exits with 1 if something failed.
 
     With --processes, the first one has the port of --http, the next one the port after it, and
     so on; to the name of the --heartbeat-file its number is added, from 0.
@@ -136,7 +136,9 @@ def work(
             write_heartbeat(heartbeat_file, health.ready(), database.components.clock.wall())
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serve_probes(address, health))
-            if log_format == "text" and is_first:
+            if is_first and log_format == "json":
+                _log_plan(target, database, probes)
+            elif is_first:
                 _print_plan(target, database, probes, is_alone=link is None)
             if is_first:
                 warn_of_other_store(database, os.environ)
@@ -177,8 +179,8 @@ def _print_plan(target: str, database: Database, probes: str | None, *, is_alone
     """Print what this process is going to do; one of several, what each of them is."""
     from jobsync.cli.worker_plan import describe_store, describe_work
 
-    work = "\n".join(describe_work(database))
-    facts = {"store": describe_store(database), "runs": work}
+    store, origin = describe_store(database)
+    facts = {"store": f"{store} ({origin})", "runs": "\n".join(describe_work(database))}
     if is_alone:
         _print_banner(target, **facts, probes=probes)
     else:
@@ -186,6 +188,16 @@ def _print_plan(target: str, database: Database, probes: str | None, *, is_alone
         for name, text in facts.items():
             for line in text.splitlines():
                 logging.getLogger("jobsync.work").info("%s %s", name, line)
+
+
+def _log_plan(target: str, database: Database, probes: str | None) -> None:
+    """Log what this process is going to do, or each of several, as fields of one line."""
+    from jobsync.cli.worker_log import log_facts
+    from jobsync.cli.worker_plan import describe_store, describe_work
+
+    store, origin = describe_store(database)
+    facts = {"target": target, "store": store, "origin": origin, "runs": [*describe_work(database)]}
+    log_facts("worker starting", {**facts, **({"probes": probes} if probes else {})})
 
 
 def _print_banner(target: str, **facts: str | None) -> None:

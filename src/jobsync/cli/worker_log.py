@@ -8,6 +8,7 @@ import datetime as dt
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -16,8 +17,11 @@ from jobsync.events import Event
 from jobsync.queue.handler_slots import describe_running
 from jobsync.safe_text import format_error, safe_repr, safe_str
 
-__all__ = ["start_logging"]
+__all__ = ["log_facts", "start_logging"]
 
+_log = logging.getLogger("jobsync.work")
+_FIELDS = "jobsync_fields"
+"""The attribute of a record that has the fields of a message of this command."""
 _MAX_TRACE_LENGTH = 50_000
 _MAX_VALUE_LENGTH = 500
 _TIMES = {"at", "expired_at", "first", "last", "scheduled_time", "since", "timestamp", "until"}
@@ -38,6 +42,11 @@ def start_logging(format: str, level: str, process: int | None = None) -> None:
     kind = _JsonFormatter if format == "json" else _TextFormatter
     handler.setFormatter(kind(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def log_facts(message: str, facts: Mapping[str, object]) -> None:
+    """Log a message of this command with fields."""
+    _log.info("%s", message, extra={_FIELDS: facts})
 
 
 class _SafeFormatter(logging.Formatter):
@@ -65,7 +74,7 @@ class _TextFormatter(_SafeFormatter):
         if isinstance(event, Event):
             message, fields = event.name, msgspec.structs.asdict(event)
         else:
-            message, fields = record.getMessage(), _find_message(record)
+            message, fields = record.getMessage(), _find_fields(record)
         words = [f"{name}={_show(name, value, record.created)}" for name, value in fields.items()]
         number = "" if self._process is None else f"[{self._process}] "
         line = f"{_read_time(record):%H:%M:%S} {number}{level}{' '.join([message, *words])}"
@@ -88,7 +97,7 @@ class _JsonFormatter(_SafeFormatter):
             line["process"] = self._process
         event = getattr(record, "fact", None)
         if event is None:
-            line |= {"message": record.getMessage(), **_find_message(record)}
+            line |= {"message": record.getMessage(), **_find_fields(record)}
         else:
             line["event"] = event.name
             for name, value in msgspec.structs.asdict(event).items():
@@ -106,9 +115,11 @@ def _read_time(record: logging.LogRecord) -> dt.datetime:
     return dt.datetime.fromtimestamp(record.created, dt.UTC).astimezone()
 
 
-def _find_message(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields of the message that is handled, for what the user's code logs."""
-    return {} if record.name.partition(".")[0] == "jobsync" else dict(describe_running())
+def _find_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what a message of this command says, or of what the user's code handles."""
+    if record.name.partition(".")[0] == "jobsync":
+        return dict(getattr(record, _FIELDS, {}))
+    return dict(describe_running())
 
 
 def _show(name: str, value: object, now: float) -> str:

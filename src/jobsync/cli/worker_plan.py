@@ -74,17 +74,17 @@ def _list_working(database: Database) -> list[Plugin]:
     return [each for each in plugins if not (each.is_passive or each in database.idle_plugins)]
 
 
-def describe_store(database: Database) -> str:
-    """Return the URL of a database's store without secrets, and where it comes from.
+def describe_store(database: Database) -> tuple[str, str]:
+    """Return the URL of a database's store without secrets, and for people where it comes from.
 
     Raises:
         Invalid, Misconfigured: the URL is wrong.
     """
     resolved = database.store_target.resolve()
     if resolved is None:
-        return f"{database.store_name} (an open store, from the code)"
+        return database.store_name, "an open store, from the code"
     url, origin = resolved
-    return f"{url} ({describe_origin(origin)})"
+    return str(url), describe_origin(origin)
 
 
 def describe_work(database: Database) -> Iterator[str]:

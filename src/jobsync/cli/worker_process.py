@@ -1,8 +1,9 @@
 """The process of `jobsync work`: runs a database until a signal.
 
-The first signal lets running work finish, within the grace period. The second one ends the process
-at once, which has the effect of a crash: others take over after a timeout. If only a new process
-can continue the work, the process stops by itself.
+The first signal lets running work finish, within the grace period. Signals in the half second after
+it are the same request. A later one ends the process at once, which has the effect of a crash:
+others take over after a timeout. If only a new process can continue the work, the process stops by
+itself.
 
 Signals are received by a thread, so that a blocked event loop cannot delay them. The same thread
 ends the process if it still runs 1.8 seconds after the grace period, whatever keeps it.
@@ -22,7 +23,7 @@ from types import FrameType
 
 from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
-from jobsync.cli.process_supervisor import SupervisorLink
+from jobsync.cli.process_supervisor import SAME_REQUEST, SupervisorLink
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
 from jobsync.events import Event
@@ -71,7 +72,8 @@ class WorkerProcess:
         self._exit_now = exit_now
         self._stopping = asyncio.Event()
         self._watchdog = Watchdog(self._clock, self._on_signal, self._on_time_over)
-        self._has_signal = False
+        self._stop_since: Mono | None = None
+        """When the first signal came, or the supervisor ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._silent_since: Mono | None = None
         """Since when the store does not answer, if it does not."""
@@ -169,7 +171,10 @@ class WorkerProcess:
 
     def _on_signal(self, name: str) -> None:
         """Stop, or end the process at the second signal. Called by the watchdog's thread."""
-        if self._has_signal:
+        since = self._stop_since
+        if since is not None:
+            if self._clock.mono() - since < SAME_REQUEST:
+                return
             _log_briefly(logging.WARNING, f"{name} again: exiting immediately")
             self._exit_now(FAILED)
             return
@@ -177,11 +182,11 @@ class WorkerProcess:
 
     def _on_supervisor_ended(self) -> None:
         """Stop, unless that has begun. Called on the thread of the link."""
-        if not self._has_signal:
+        if self._stop_since is None:
             self._stop_in_time("the supervisor has ended")
 
     def _stop_in_time(self, reason: str) -> None:
-        self._has_signal = True
+        self._stop_since = self._clock.mono()
         _log_briefly(logging.INFO, f"{reason}: stopping, within {self._grace:g} s")
         self._watchdog.start_countdown(self._grace + _EXTRA_TIME)
         # Before the loop runs and after it has ended there is nothing to stop.

@@ -29,6 +29,7 @@ from jobsync.errors import (
     NotFound,
     OutcomeUnknown,
     Unavailable,
+    closest_name,
 )
 from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.job_cache import JobCache
@@ -39,6 +40,8 @@ from jobsync.scheduler.settings import check_lookup_name, read_dict
 
 __all__ = ["ManualRuns"]
 
+_MAX_KNOWN = 20
+"""How many jobs an error lists."""
 _POLLS = ExponentialBackoff(first=0.05, longest=1.0)
 _RETRY = 1.0
 """Seconds until a job is looked at again whose store did not answer."""
@@ -103,7 +106,7 @@ class ManualRuns:
         check_lookup_name(name)
         job = self._known.get(name)
         if job is None:
-            raise NotFound("job in this process", name, list(self._known))
+            raise self._build_not_found("job in this process", name)
         # Whatever the caller's object does, it does before anything is written.
         task = await self._start_soon(job, read_dict("context", data))
         # If the caller is cancelled, the run goes on.
@@ -235,7 +238,7 @@ class ManualRuns:
             if is_started:
                 return None
             if state.is_removed:
-                raise NotFound("job", name, list(self._known))
+                raise self._build_not_found("job", name)
             # Once it is believed dead, nobody would look for a run that it records. The state
             # was read before, so that a write which arrives after its death is refused.
             is_late = not (self._is_session(run.owner) and self._membership.is_trusted)
@@ -247,10 +250,10 @@ class ManualRuns:
 
         # What is remembered may be old where another process fires the job.
         if await self._cache.read(name) is None:
-            raise NotFound("job", name, list(self._known))
+            raise self._build_not_found("job", name)
         stored = await self._cache.update(name, decide)
         if stored is None:
-            raise NotFound("job", name, list(self._known))
+            raise self._build_not_found("job", name)
         if is_started:
             if self._has_stopped:
                 self._runs.release(job, run)
@@ -259,6 +262,12 @@ class ManualRuns:
         if not is_late:
             await self._check_wait(name, stored.state)
         return None
+
+    def _build_not_found(self, kind: str, name: str) -> NotFound:
+        known = sorted({*self._known} - {name})
+        # One whose code is here was removed, not misspelt.
+        hint = None if name in self._known else closest_name(name, known)
+        return NotFound(kind, name, known[:_MAX_KNOWN], hint)
 
     async def _check_wait(self, name: str, state: JobState) -> None:
         """Check that a run may wait for those that have not ended.

@@ -87,6 +87,38 @@ def test_something_else_is_not_a_target(
 
 
 @pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        ("shop.py:db", "Write shop:db."),
+        ("some_app.py:db", "Write some_app:db."),
+        ("p/shop:db", "Write p.shop:db."),
+        ("./p/shop.py:db", "Write p.shop:db."),
+        (".\\p\\shop.py:db", "Write p.shop:db."),
+        (".shop:db", "Write shop:db."),
+        ("../shop.py:db", "Start it in .. and write shop:db."),
+        ("/nowhere/shop.py:db", "Start it in /nowhere and write shop:db."),
+        ("{here}/p/shop.py:db", "Write p.shop:db."),
+        ("./p/shop.py", "Write p.shop:db, if its Database is called db."),
+        (":db", "Write tasks:db, if its Database is called db."),
+        ("shop:db", "start it where shop.py is: it was searched in {here}."),
+        ("shop.jobs:db", "start it where shop is: it was searched in {here}."),
+        ("some_app.jobs:db", "start it where some_app/jobs.py is: it was searched in {here}."),
+    ],
+)
+def test_a_target_that_is_a_file_or_missing_gets_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, fix: str
+) -> None:
+    """What to write for the path of a file, and where a module was searched; also for --app."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "some_app", ModuleType("some_app"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(Invalid) as refused:
+        load_target(target.format(here=tmp_path), "--app")
+    assert str(refused.value).startswith("--app ")
+    assert str(refused.value).endswith(fix.format(here=tmp_path))
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("import no_such_module\n", "cannot be imported: ModuleNotFoundError"),

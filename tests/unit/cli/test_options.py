@@ -200,3 +200,21 @@ def test_names_of_levels_are_read_in_any_case(level: str) -> None:
     done = CliRunner().invoke(cli, ["work", "tasks", "--log-level", level])
     assert isinstance(done.exception, Invalid)
     assert done.exception.field == "TARGET"
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("work app:db --concurrency many", "'many' is not accepted: pass a whole number of 1 or"),
+        ("work app:db --concurrency 0", "'0' is not accepted: pass a whole number of 1 or more."),
+        (
+            "work app:db --processes 1.5",
+            "'1.5' is not accepted: pass a whole number from 1 to 1000",
+        ),
+    ],
+)
+def test_a_number_that_is_refused_gets_the_bounds(words: str, fix: str) -> None:
+    """Whether it is no number, not whole or beyond them; the exit code is 2."""
+    done = CliRunner().invoke(cli, words.split())
+    assert done.exit_code == 2
+    assert fix in done.output

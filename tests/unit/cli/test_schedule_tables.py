@@ -90,7 +90,7 @@ def show(way: str, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def test_jobs_are_shown_with_all_that_is_known(way: str, capsys: Capture) -> None:
-    """People see times in their zone, programs see Unix seconds."""
+    """People see the next time in the job's zone, programs see Unix seconds."""
     show(way, show_jobs, [status()])
     printed = capsys.readouterr().out
     if way == "json":
@@ -110,9 +110,24 @@ def test_jobs_are_shown_with_all_that_is_known(way: str, capsys: Capture) -> Non
         )
         assert "namespace" not in row
         return
-    for text in ("2027-01-16 17:00 JST", "At 09:00 every day", "error", "2.5 s", "Europe/Berlin"):
+    for text in ("2027-01-16 09:00 CET", "At 09:00 every day", "error", "2.5 s", "Europe/Berlin"):
         assert text in line
-    assert line.endswith("Cleans")
+    assert line.split()[-2:] == ["Cleans", "-"]
+
+
+def test_a_narrow_list_of_jobs_leaves_the_queue_out_first(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time zone is still shown, and the next time has its zone at any width."""
+    monkeypatch.setenv("COLUMNS", "110")
+    paused = status(pause=JobPause(at=5.0))
+    show("terminal", show_jobs, [status(), paused])
+    header, line, other, hint = capsys.readouterr().out.splitlines()
+    assert "timezone" in header
+    assert "2027-01-16 09:00 CET" in line
+    assert "2027" not in other
+    assert hint.endswith("queue")
+    assert "timezone" not in hint
 
 
 def test_the_namespace_is_shown_if_there_are_several(capsys: Capture) -> None:

@@ -10,6 +10,7 @@ import pytest
 from waiting import until
 
 from jobsync import Database, QueuePlugin
+from jobsync.cli.work import _log_plan
 from jobsync.cli.worker_log import start_logging
 from jobsync.coordination.events import CoordinatorPromoted
 from jobsync.events import Events
@@ -51,6 +52,26 @@ def test_lines_of_several_processes_have_their_number(capsys: pytest.CaptureFixt
     assert (text[9:], numbered_text[9:]) == ("warning: late", "[3] warning: late")
     assert "process" not in json.loads(line)
     assert json.loads(numbered)["process"] == 3
+
+
+def test_json_has_the_store_and_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, without secrets; the banner of the text has the same."""
+    queue = QueuePlugin("emails", on_message=print)
+    database = Database("postgresql://me:secret@host/db", plugins=[queue])
+    start_logging("json", "info")
+    _log_plan("app:db", database, None)
+    line = json.loads(capsys.readouterr().err)
+    assert (
+        line.items()
+        >= {
+            "message": "worker starting",
+            "target": "app:db",
+            "store": "postgresql://***@host/db",
+            "origin": "from the code",
+        }.items()
+    )
+    assert line["runs"] == ["default/emails → messages without a task → builtins.print"]
+    assert "probes" not in line
 
 
 async def _handle_one(queue: QueuePlugin, log_format: str) -> str:

@@ -86,16 +86,16 @@ def test_the_store_is_shown_with_its_origin(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JOBSYNC_URL", raising=False)
     default = f"sqlite:///{tmp_path}/jobsync.db"
-    assert describe_store(Database()) == f"{default} (by default; JOBSYNC_URL names another)"
+    assert describe_store(Database()) == (default, "by default; JOBSYNC_URL names another")
     given = Database("postgresql://me:secret@host/db")
-    assert describe_store(given) == "postgresql://***@host/db (from the code)"
+    assert describe_store(given) == ("postgresql://***@host/db", "from the code")
     opened = Database(connection=MemoryStore("x"))
-    assert describe_store(opened) == "memory://x (an open store, from the code)"
+    assert describe_store(opened) == ("memory://x", "an open store, from the code")
     warn_of_other_store(given, {})
     assert not caplog.records
     monkeypatch.setenv("JOBSYNC_URL", "sqlite:///jobsync.db")
     environ = {"JOBSYNC_URL": "sqlite:///jobsync.db"}
-    assert describe_store(Database()) == f"{default} (from JOBSYNC_URL)"
+    assert describe_store(Database()) == (default, "from JOBSYNC_URL")
     warn_of_other_store(Database(), environ)
     warn_of_other_store(Database("sqlite:///jobsync.db"), environ)
     assert not caplog.records

@@ -2,15 +2,28 @@
 
 import asyncio
 import logging
+import signal
 
+import msgspec
 import pytest
 from waiting import until
 
-from jobsync import Database, QueuePlugin
+from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import worker_process
 from jobsync.cli.health import HealthState
+from jobsync.cli.process_supervisor import ProcessSupervisor
 from jobsync.cli.worker_process import WorkerProcess
 from jobsync.coordination.events import StoreSilent, WorkerHeartbeat
+from jobsync.core.clock import Mono, SystemClock
+
+
+class SteppedClock(SystemClock):
+    """The machine's clocks, with monotonic time that a test sets."""
+
+    now = Mono(100.0)
+
+    def mono(self) -> Mono:
+        return self.now
 
 
 async def test_an_outage_that_ends_and_a_stop_that_waits_are_logged(
@@ -54,3 +67,45 @@ async def test_an_outage_that_ends_and_a_stop_that_waits_are_logged(
     # Otherwise the process ends with them.
     process._watchdog._received.close()
     process._watchdog._sent.close()
+
+
+@pytest.mark.parametrize("first", ["SIGTERM", "the supervisor has ended"])
+def test_signals_within_half_a_second_are_one_request(first: str) -> None:
+    """Of any kind: `timeout` signals a process and its group. A later one ends the process."""
+    clock = SteppedClock()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    database = Database("memory://", components=components)
+    ended: list[int] = []
+    process = WorkerProcess(database, HealthState(clock, list), grace=30, exit_now=ended.append)
+    if first == "SIGTERM":
+        process._on_signal(first)
+    else:
+        process._on_supervisor_ended()
+    process._on_signal("SIGTERM")
+    clock.now += 0.49
+    process._on_signal("SIGINT")
+    assert not ended
+    clock.now += 0.01
+    process._on_signal("SIGTERM")
+    assert ended == [1]
+    process._watchdog._received.close()
+    process._watchdog._sent.close()
+
+
+def test_a_supervisor_passes_signals_within_half_a_second_on_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later one is passed on too, so that its processes end at once."""
+    clock = SteppedClock()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 30.0, components)
+    (child,) = supervisor._children
+    sent: list[int] = []
+    monkeypatch.setattr(child, "send", sent.append)
+    supervisor._stop(signal.SIGTERM)
+    clock.now += 0.49
+    supervisor._stop(signal.SIGINT)
+    assert sent == [signal.SIGTERM]
+    clock.now += 0.01
+    supervisor._stop(signal.SIGINT)
+    assert sent == [signal.SIGTERM] * 2

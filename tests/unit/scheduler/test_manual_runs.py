@@ -12,7 +12,7 @@ from waiting import until
 
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
-from jobsync.errors import Unavailable
+from jobsync.errors import NotFound, Unavailable
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.manual_runs import ManualRuns
@@ -124,3 +124,18 @@ async def test_a_run_is_announced_in_each_session_and_for_each_job() -> None:
         edits = await stage.jobs.edits.read()
         assert edits is not None
         assert edits.by_hand == announced
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("othr", "There is no job in this process 'othr'. Did you mean other? Known: job, other."),
+        ("x", "There is no job in this process 'x'. Known: job, other."),
+        ("other", "There is no job 'other'. Known: job."),
+    ],
+)
+async def test_an_unknown_job_is_refused_with_the_closest_name(name: str, answer: str) -> None:
+    """And with those that are known; one that was removed is not among them."""
+    with pytest.raises(NotFound) as refused:
+        await Stage().manual_runs.run(name, None)
+    assert str(refused.value) == answer

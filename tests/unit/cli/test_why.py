@@ -1,0 +1,44 @@
+"""What `jobsync why` answers for the name of a task of a queue, which is no message."""
+
+import json
+
+import pytest
+from waiting import until
+
+from jobsync import Components, Database, QueuePlugin
+from jobsync.cli.why import find_queue_of_task, show_reason
+from jobsync.stores.memory import MemoryStore
+
+
+async def test_the_name_of_a_task_leads_to_its_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    """While a live worker handles it; other names have no queue."""
+    queue = QueuePlugin("orders")
+    queue.task(name="shop.charge")(lambda: None)
+    store, components = MemoryStore("why"), Components.system()
+
+    async def find(name: str) -> str | None:
+        return await find_queue_of_task(store, components, name)
+
+    async def is_found() -> bool:
+        return await find("shop.charge") == "default/orders"
+
+    async with Database(connection=store, plugins=[queue]):
+        await until(is_found, "the worker reports its tasks")
+        assert await find("shop.chrge") is None
+    assert await find("shop.charge") is None
+    show_reason("shop.charge", None, queue="default/orders", as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["code"] == "unknown"
+    assert row["reason"].startswith("it is a task of the queue default/orders, not a message")
+    assert row["next"] == "run: jobsync queues browse default/orders; then jobsync why ID"
+
+
+@pytest.mark.parametrize(("name", "is_hinted"), [("shop.charge", True), ("charge", False)])
+def test_a_dotted_name_may_be_a_task(
+    capsys: pytest.CaptureFixture[str], name: str, is_hinted: bool
+) -> None:
+    """Where no worker is live, nobody knows."""
+    show_reason(name, None, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["next"].startswith("check the id")
+    assert row["next"].endswith("jobsync queues browse QUEUE") == is_hinted
