@@ -11,7 +11,7 @@ the same error until it is disconnected.
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from jobsync.components import Components
 from jobsync.core.urls import StoreUrl
@@ -41,6 +41,8 @@ from jobsync.stores.contract import Store
 __all__ = ["Database"]
 
 PluginT = TypeVar("PluginT", bound=Plugin)
+
+_BLOCKING_FIX = "in blocking code write `from jobsync.sync import Database`, then `with db:`"
 
 _left_to_parent: list[Connection] = []
 """Connections of a parent process. They are kept, because their ends would disturb it."""
@@ -127,6 +129,16 @@ class Database(EventEmitter, ResourceCalls):
 
     def __repr__(self) -> str:
         return f"Database({self.store_name!r})"
+
+    if not TYPE_CHECKING:
+        # Type checkers refuse `with db:` by themselves, because they do not see these.
+
+        def __enter__(self) -> NoReturn:
+            fix = f"write `async with db:` in a coroutine; {_BLOCKING_FIX}"
+            raise Invalid("database", self.store_name, "cannot be used in a plain `with`", fix)
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing: Python looks for it before `__enter__` is called."""
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -309,7 +321,7 @@ class Database(EventEmitter, ResourceCalls):
         if self._connection is None:
             fix = (
                 "use it within `async with database:`, or await database.connect() first; "
-                "in blocking code, use `with` of jobsync.sync"
+                f"{_BLOCKING_FIX}"
             )
             raise Invalid("database", self.store_name, "is not connected", fix)
         self._connection.supervisor.check()
