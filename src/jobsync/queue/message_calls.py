@@ -238,8 +238,8 @@ class MessageCalls(ABC, Generic[RecordT]):
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
-        clock = self.database.components.clock
-        return await wait_for_result(self._get_backend(), clock, id, timeout)
+        clock, store = self.database.components.clock, self.database.store_name
+        return await wait_for_result(self._get_backend(), clock, id, timeout, store)
 
     async def claim(self, limit: int = 1, *, wait: float = 0.0) -> list[ClaimedMessage[RecordT]]:
         """Claim messages, for a program that owns its loop instead of a handler.
