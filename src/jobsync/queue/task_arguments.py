@@ -99,6 +99,10 @@ class TaskSignature:
         shown = inspect.Signature(list(self._parameters.values()))
         return safe_str(f"{self._task.rpartition('.')[2]}{shown}", _LONGEST_SIGNATURE)
 
+    def has(self, name: str) -> bool:
+        """Whether a call may have an argument of this name."""
+        return name in self._parameters
+
     def encode(self, /, *args: Any, **kwargs: Any) -> EncodedArguments:
         """Return the arguments of a call as they are stored.
 

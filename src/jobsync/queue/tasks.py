@@ -202,7 +202,7 @@ class TaskCall(Generic[P, R]):
         Raises:
             Invalid: one is missing, unknown or of another type; names it.
         """
-        return self._signature.encode(*args, **kwargs)
+        return self._encode("enqueue", *args, **kwargs)
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call of the function; return its message.
@@ -212,7 +212,7 @@ class TaskCall(Generic[P, R]):
                 nothing was enqueued.
             OutcomeUnknown: it may or may not have been enqueued.
         """
-        (handle,) = await self._push([self._signature.encode(*args, **kwargs)])
+        (handle,) = await self._push([self._encode("enqueue", *args, **kwargs)])
         return handle
 
     async def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
@@ -225,7 +225,7 @@ class TaskCall(Generic[P, R]):
             Invalid: an argument or an option is wrong; nothing was enqueued.
             OutcomeUnknown: all or none of them may have been enqueued.
         """
-        return await self._push([self._signature.encode(**each) for each in calls])
+        return await self._push([self._encode("enqueue_many", **each) for each in calls])
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call as `enqueue` does, from a plain function on any thread.
@@ -233,12 +233,34 @@ class TaskCall(Generic[P, R]):
         Raises:
             Invalid: as `enqueue`; or an event loop runs in this thread, and would be blocked.
         """
-        (handle,) = self._push_sync([self._signature.encode(*args, **kwargs)])
+        (handle,) = self._push_sync([self._encode("enqueue_sync", *args, **kwargs)])
         return handle
 
     def enqueue_many_sync(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
         """Enqueue many calls as `enqueue_many` does, from a plain function on any thread."""
-        return self._push_sync([self._signature.encode(**each) for each in calls])
+        return self._push_sync([self._encode("enqueue_many_sync", **each) for each in calls])
+
+    def _encode(self, method: str, /, *args: Any, **kwargs: Any) -> dict[str, Json]:
+        """Return the arguments of a call as they are stored.
+
+        Raises:
+            Invalid: one is wrong; an option among them is named with the call that takes it.
+        """
+        try:
+            return self._signature.encode(*args, **kwargs)
+        except Invalid as error:
+            option = error.field
+            is_option = option in kwargs and option in CallOptions.__annotations__
+            if not is_option or self._signature.has(option):
+                raise
+            value = kwargs[option]
+            shown = value if isinstance(value, int | float) else "…"
+            fix = f"use {self._short_name}.with_options({option}={shown}).{method}(…)"
+            raise Invalid(option, error.value, error.problem, fix) from None
+
+    @property
+    def _short_name(self) -> str:
+        return self.name.rpartition(".")[2]
 
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
         return self._build_handles(await self.queue.enqueue_many(values, **self._find_options()))

@@ -1,0 +1,31 @@
+"""Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
+
+import pytest
+
+from jobsync import Invalid, QueuePlugin
+
+queue = QueuePlugin("emails")
+
+
+@queue.task(name="mail.send")
+async def send(to: str, timeout: int = 0) -> None:
+    """Take an argument that has the name of an option."""
+
+
+@pytest.mark.parametrize(
+    ("option", "shown"), [({"delay": 5}, "delay=5"), ({"group": "a"}, "group=…")]
+)
+async def test_an_option_among_the_arguments_is_shown_where_it_belongs(
+    option: dict[str, object], shown: str
+) -> None:
+    """`enqueue` takes the arguments of the function alone; the fix takes the option too."""
+    fix = f"Use send.with_options({shown})"
+    with pytest.raises(Invalid, match="is not a parameter of mail.send") as caught:
+        await send.enqueue("a", **option)  # type: ignore[arg-type]
+    assert f"{fix}.enqueue(…)" in str(caught.value)
+    with pytest.raises(Invalid, match="is not a parameter of mail.send") as caught:
+        await send.enqueue_many([{"to": "a", **option}])
+    assert f"{fix}.enqueue_many(…)" in str(caught.value)
+    # A parameter of the function is no option.
+    with pytest.raises(Invalid, match=r"Pass what send\(") as caught:
+        send.encode("a", timeout="x")  # type: ignore[arg-type]
