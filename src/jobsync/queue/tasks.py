@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from typing import (
+    TYPE_CHECKING,
     Any,
     Generic,
     ParamSpec,
@@ -52,6 +53,9 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 C = TypeVar("C")
 R_co = TypeVar("R_co", covariant=True)
+
+_CELERY_NAMES = ("delay", "apply_async")
+"""What enqueues a task in Celery."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -181,6 +185,17 @@ class TaskCall(Generic[P, R]):
         self.queue = queue
         self._signature = signature
         self._options = options
+
+    if not TYPE_CHECKING:
+        # Type checkers would let any attribute pass.
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _CELERY_NAMES:
+                task = self._short_name
+                text += f": use `await {task}.enqueue(…)`, or {task}.enqueue_sync(…)"
+                text += " in blocking code"
+            raise AttributeError(text, name=name, obj=self)
 
     @property
     def home_loop(self) -> HomeLoop | None:

@@ -1,5 +1,7 @@
 """Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
 
+import copy
+
 import pytest
 
 from jobsync import Invalid, QueuePlugin
@@ -29,3 +31,17 @@ async def test_an_option_among_the_arguments_is_shown_where_it_belongs(
     # A parameter of the function is no option.
     with pytest.raises(Invalid, match=r"Pass what send\(") as caught:
         send.encode("a", timeout="x")  # type: ignore[arg-type]
+
+
+def test_the_calls_of_celery_name_ours() -> None:
+    """Other attributes that are missing are as with any object, also for `copy` and `pickle`."""
+    for task in (send, send.with_options(delay=1)):
+        with pytest.raises(AttributeError, match=r"use `await send\.enqueue\(…\)`"):
+            task.delay("a")  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match=r"use `await send\.enqueue\(…\)`"):
+            task.apply_async(["a"])  # type: ignore[attr-defined]
+        assert not hasattr(task, "delay")
+        assert not hasattr(task, "__deepcopy__")
+        with pytest.raises(AttributeError, match=r"has no attribute 'retry'$"):
+            task.retry()  # type: ignore[attr-defined]
+        assert copy.copy(task).name == "mail.send"
