@@ -30,7 +30,7 @@ from jobsync.database.home_loop import on_home_loop
 from jobsync.database.record_types import RecordType
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
-from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
+from jobsync.queue.backend import QueueBackend, QueuePart, name_queue, show_queue
 from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.executor import Executor, Handler, MessageFunction, MessageHandler
@@ -173,6 +173,9 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         if on_message is not None:
             self.handler(on_message)
 
+    def __repr__(self) -> str:
+        return show_queue(type(self), self.namespace, self.resource)
+
     @overload
     def handler(self, function: Callable[[RecordT], ResultT]) -> Callable[[RecordT], ResultT]: ...
     @overload
@@ -269,8 +272,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
     def _check_running(self) -> None:
         self.database.check_works("claim messages")
         if not self.is_running:
-            fix = "await queue.start() first"
-            raise Invalid("queue", self.resource, "is not running", fix)
+            raise Invalid("queue", self.resource, "is not running", "await queue.start() first")
 
     @property
     def runs_caller(self) -> bool:
@@ -288,12 +290,9 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         """Find or create the resource, and connect it to this queue."""
         database = self.database
         self._completed_ttl.start(database)
+        order, limits = self.settings.order, self._find_limits()
         self._backend = open_backend(
-            database.store,
-            self.queue,
-            database.components,
-            order=self.settings.order,
-            limits=self._find_limits(),
+            database.store, self.queue, database.components, order=order, limits=limits
         )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
