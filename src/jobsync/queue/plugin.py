@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar, Unpack, cast, get_args, overload
 import msgspec
 
 from jobsync.coordination.events import WorkerDied
-from jobsync.core.arguments import check_seconds
+from jobsync.core.arguments import check_resource_name, check_seconds
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import Document, RecordT
@@ -133,6 +133,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         namespace: str | None = None,
         **options: Any,
     ) -> None:
+        check_resource_name("resource", resource)
         options = translate(options)
         passed, shared = split_options(QueueSettings, options, "a queue", _ALIASES)
         super().__init__(namespace=namespace, **shared)

@@ -26,3 +26,9 @@ def test_two_queues_of_one_name_are_refused_by_their_name() -> None:
     problem = r"has the name of another plugin of this database \(got QueuePlugin\('z'\)\)"
     with pytest.raises(Invalid, match=problem):
         Database("memory://", plugins=[QueuePlugin("a"), QueuePlugin("z"), QueuePlugin("z")])
+
+
+def test_a_queue_with_a_name_that_no_resource_can_have_is_refused_at_once() -> None:
+    """Not when its database connects, which is elsewhere and later."""
+    with pytest.raises(Invalid, match=r"^resource must be a valid .*\(got 'my queue'\)"):
+        QueuePlugin("my queue")
