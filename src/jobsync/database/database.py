@@ -9,9 +9,10 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from jobsync.components import Components
 from jobsync.core.urls import StoreUrl
@@ -44,8 +45,28 @@ PluginT = TypeVar("PluginT", bound=Plugin)
 
 _BLOCKING_FIX = "in blocking code write `from jobsync.sync import Database`, then `with db:`"
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _left_to_parent: list[Connection] = []
 """Connections of a parent process. They are kept, because their ends would disturb it."""
+
+
+def _refuse_positional(meant: str) -> Callable[[_Function], _Function]:
+    """Make a constructor name the argument that was meant by a second one without a name."""
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def call(self: object, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > 1:
+                # Any other value may be a URL with a password.
+                shown = args[1] if isinstance(args[1], list | tuple | Plugin) else "…"
+                fix = f"write {meant}=[…]"
+                raise Invalid("argument", shown, "must be passed by its name", fix)
+            return function(self, *args, **kwargs)
+
+        return cast("_Function", call)
+
+    return decorate
 
 
 @on_home_loop
@@ -74,6 +95,7 @@ class Database(EventEmitter, ResourceCalls):
         home_loop: the event loop that it lives on, while it is connected.
     """
 
+    @_refuse_positional("plugins")
     @refuse_unknown("Database")
     def __init__(
         self,

@@ -22,10 +22,10 @@ async def test_an_option_among_the_arguments_is_shown_where_it_belongs(
 ) -> None:
     """`enqueue` takes the arguments of the function alone; the fix takes the option too."""
     fix = f"Use send.with_options({shown})"
-    with pytest.raises(Invalid, match="is not a parameter of mail.send") as caught:
+    with pytest.raises(Invalid, match=r"is not a parameter of mail\.send") as caught:
         await send.enqueue("a", **option)  # type: ignore[arg-type]
     assert f"{fix}.enqueue(…)" in str(caught.value)
-    with pytest.raises(Invalid, match="is not a parameter of mail.send") as caught:
+    with pytest.raises(Invalid, match=r"is not a parameter of mail\.send") as caught:
         await send.enqueue_many([{"to": "a", **option}])
     assert f"{fix}.enqueue_many(…)" in str(caught.value)
     # A parameter of the function is no option.
