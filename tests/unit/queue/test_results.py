@@ -26,8 +26,10 @@ class PendingBackend:
         ("sqlite:////srv/my app.db", "Run: jobsync why m1 --url sqlite:////srv/my%20app.db"),
         (
             "postgresql://***@h/d?schema=a",
-            "Run: jobsync why m1 --url 'postgresql://***@h/d?schema=a', with what *** stands for; "
-            "or with --app module:name in place of --url",
+            (
+                "Run: jobsync why m1 --url 'postgresql://***@h/d?schema=a', with what *** stands "
+                "for; or with --app module:name in place of --url"
+            ),
         ),
         ("memory://x", "See: await queue.get('m1')"),
     ],
