@@ -142,7 +142,7 @@ class ResultDropped(_MessageEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "plg:queue:result-dropped"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:result-dropped",)
-    level: ClassVar[int] = logging.INFO
+    level: ClassVar[int] = logging.WARNING
 
     reason: str
 
