@@ -153,7 +153,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         self._executor = Executor(
             self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
         )
-        self._known_tasks, self._cron_tasks, self._task_limits = {}, {}, {}
+        self._known_tasks, self._cron_tasks, self._task_limits, self._unknown = {}, {}, {}, set()
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
             lambda: self.run_in_background(self._progress.run, "progress"),

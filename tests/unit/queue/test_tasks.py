@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from jobsync import Invalid, QueuePlugin
+from jobsync import Database, Event, Invalid, QueuePlugin
 
 queue = QueuePlugin("emails")
 
@@ -45,3 +45,21 @@ def test_the_calls_of_celery_name_ours() -> None:
         with pytest.raises(AttributeError, match=r"has no attribute 'retry'$"):
             task.retry()  # type: ignore[attr-defined]
         assert copy.copy(task).name == "mail.send"
+
+
+async def test_a_task_that_this_process_does_not_have_is_reported_once() -> None:
+    """It is stored all the same, for another process; a typing error is found by the warning."""
+    own, plain = QueuePlugin("own"), QueuePlugin("plain")
+    own.task(name="mail.object")(send.function)
+    async with Database("memory://", plugins=[own, plain], work=False) as database:
+        reports: list[Event] = []
+        database.on("plg:queue:task-unknown", reports.append)
+        for task in ("mail.obbject", "mail.obbject", "print", "mail.object"):
+            await own.enqueue({"to": "a"}, task=task)
+        # Without tasks of its own, a process cannot know better.
+        await plain.enqueue({"to": "a"}, task="mail.obbject")
+        assert await own.count() == 4
+    assert [(report["task"], report["fix"]) for report in reports] == [
+        ("mail.obbject", "did you mean mail.object?"),
+        ("print", "start a worker that has this task"),
+    ]
