@@ -33,7 +33,7 @@ from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
 from jobsync.database.database import Database
 from jobsync.database.enqueue_calls import EnqueueOptions
-from jobsync.database.home_loop import HomeLoop, on_home_loop
+from jobsync.database.home_loop import HomeLoop, check_blocking, on_home_loop
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
 from jobsync.queue.task_arguments import TaskSignature
@@ -162,10 +162,12 @@ class TaskHandle(Generic[R_co]):
 
     def result_sync(self, *, timeout: float | None = None) -> R_co:
         """Wait as `result` does, in a plain function on any thread."""
+        check_blocking("result_sync", "await handle.result(…) instead")
         return self._queue.database.home_loop.call(self.result(timeout=timeout))
 
     def cancel_sync(self) -> bool:
         """Cancel the message as `cancel` does, in a plain function on any thread."""
+        check_blocking("cancel_sync", "await handle.cancel() instead")
         return self._queue.database.home_loop.call(self.cancel())
 
 
@@ -248,12 +250,14 @@ class TaskCall(Generic[P, R]):
         Raises:
             Invalid: as `enqueue`; or an event loop runs in this thread, and would be blocked.
         """
-        (handle,) = self._push_sync([self._encode("enqueue_sync", *args, **kwargs)])
+        values = self._encode("enqueue_sync", *args, **kwargs)
+        (handle,) = self._push_sync([values], "enqueue")
         return handle
 
     def enqueue_many_sync(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
         """Enqueue many calls as `enqueue_many` does, from a plain function on any thread."""
-        return self._push_sync([self._encode("enqueue_many_sync", **each) for each in calls])
+        values = [self._encode("enqueue_many_sync", **each) for each in calls]
+        return self._push_sync(values, "enqueue_many")
 
     def _encode(self, method: str, /, *args: Any, **kwargs: Any) -> dict[str, Json]:
         """Return the arguments of a call as they are stored.
@@ -280,7 +284,9 @@ class TaskCall(Generic[P, R]):
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
         return self._build_handles(await self.queue.enqueue_many(values, **self._find_options()))
 
-    def _push_sync(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
+    def _push_sync(self, values: Sequence[dict[str, Json]], awaited: str) -> list[TaskHandle[R]]:
+        task = self._short_name
+        check_blocking(f"{task}.{awaited}_sync", f"await {task}.{awaited}(…) instead")
         return self._build_handles(self.queue.enqueue_many_sync(values, **self._find_options()))
 
     def _find_options(self) -> EnqueueOptions:

@@ -1,10 +1,11 @@
 """Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 
-from jobsync import Database, Event, Invalid, QueuePlugin
+from jobsync import Database, Event, Invalid, QueuePlugin, TaskHandle
 
 queue = QueuePlugin("emails")
 
@@ -63,3 +64,19 @@ async def test_a_task_that_this_process_does_not_have_is_reported_once() -> None
         ("mail.obbject", "did you mean mail.object?"),
         ("print", "start a worker that has this task"),
     ]
+
+
+async def test_a_blocking_call_in_a_coroutine_names_itself_and_what_to_await() -> None:
+    """Not a method within, which its user has never written."""
+    handle = TaskHandle[None]("m1", send.queue, send._signature)
+    calls: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: send.enqueue_sync("a"), "send.enqueue_sync", "send.enqueue(…)"),
+        (lambda: send.enqueue_many_sync([]), "send.enqueue_many_sync", "send.enqueue_many(…)"),
+        (lambda: queue.enqueue_sync({}), "queue.enqueue_sync", "queue.enqueue(…)"),
+        (handle.result_sync, "result_sync", "handle.result(…)"),
+        (handle.cancel_sync, "cancel_sync", "handle.cancel()"),
+    ]
+    for call, name, awaited in calls:
+        with pytest.raises(Invalid, match="would block the event loop") as caught:
+            call()
+        assert f"(got {name!r}). Await {awaited} instead." in str(caught.value)
