@@ -55,6 +55,8 @@ _EXAMPLES = "memory://, sqlite:///path, postgresql://…, s3://…, gs://… or 
 _S3_EXAMPLES = "s3://bucket/prefix or s3://KEY:SECRET@host:port/bucket/prefix"
 
 _is_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}").fullmatch
+# A path, without what separates or hides a user, a password or a parameter.
+_is_harmless = re.compile(r"[^:=?@#%&]+").fullmatch
 _is_label = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
 
@@ -194,10 +196,14 @@ def _describe_missing_scheme(text: str) -> Invalid:
     if text in _SCHEMES:
         fix = f"did you mean {text}://?"
     elif scheme in _SCHEMES and ":" in text:
-        # Without what follows: it may hold a password.
-        slashes = 3 if scheme == "sqlite" else 2
-        problem = f"must have {'/' * slashes} after {scheme}:"
-        return refuse(text, problem, f"write {scheme}:{'/' * slashes}…")
+        start = f"{scheme}:///" if scheme == "sqlite" else f"{scheme}://"
+        problem = f"must have {start.partition(':')[2]} after {scheme}:"
+        rest = text.partition(":")[2]
+        if not _is_harmless(rest):
+            return refuse(text, problem, f"write {start}…")
+        # One slash before a file is that of an absolute path.
+        rest = rest if scheme == "sqlite" else rest.lstrip("/")
+        return Invalid("url", text, problem, f"write {start}{rest}")
     elif redact(text) == text and ("." in text or "/" in text):
         fix = f"did you mean sqlite:///{text}?"
     else:

@@ -9,9 +9,10 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from jobsync.components import Components
 from jobsync.core.urls import StoreUrl
@@ -42,8 +43,30 @@ __all__ = ["Database"]
 
 PluginT = TypeVar("PluginT", bound=Plugin)
 
+_BLOCKING_FIX = "in blocking code write `from jobsync.sync import Database`, then `with db:`"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _left_to_parent: list[Connection] = []
 """Connections of a parent process. They are kept, because their ends would disturb it."""
+
+
+def _refuse_positional(meant: str) -> Callable[[_Function], _Function]:
+    """Make a constructor name the argument that was meant by a second one without a name."""
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def call(self: object, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > 1:
+                # Any other value may be a URL with a password.
+                shown = args[1] if isinstance(args[1], list | tuple | Plugin) else "…"
+                fix = f"write {meant}=[…]"
+                raise Invalid("argument", shown, "must be passed by its name", fix)
+            return function(self, *args, **kwargs)
+
+        return cast("_Function", call)
+
+    return decorate
 
 
 @on_home_loop
@@ -72,6 +95,7 @@ class Database(EventEmitter, ResourceCalls):
         home_loop: the event loop that it lives on, while it is connected.
     """
 
+    @_refuse_positional("plugins")
     @refuse_unknown("Database")
     def __init__(
         self,
@@ -127,6 +151,16 @@ class Database(EventEmitter, ResourceCalls):
 
     def __repr__(self) -> str:
         return f"Database({self.store_name!r})"
+
+    if not TYPE_CHECKING:
+        # Type checkers refuse `with db:` by themselves, because they do not see these.
+
+        def __enter__(self) -> NoReturn:
+            fix = f"write `async with db:` in a coroutine; {_BLOCKING_FIX}"
+            raise Invalid("database", self.store_name, "cannot be used in a plain `with`", fix)
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing: Python looks for it before `__enter__` is called."""
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -309,7 +343,7 @@ class Database(EventEmitter, ResourceCalls):
         if self._connection is None:
             fix = (
                 "use it within `async with database:`, or await database.connect() first; "
-                "in blocking code, use `with` of jobsync.sync"
+                f"{_BLOCKING_FIX}"
             )
             raise Invalid("database", self.store_name, "is not connected", fix)
         self._connection.supervisor.check()

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypedDict, Unpack
 
 from jobsync.core.codec import Json
 from jobsync.database.document import RecordT, as_list
-from jobsync.database.home_loop import HomeLoop, on_home_loop
+from jobsync.database.home_loop import HomeLoop, check_blocking, on_home_loop
 from jobsync.errors import Invalid
 
 __all__ = ["EnqueueCalls", "EnqueueOptions", "MessageSink"]
@@ -123,6 +123,7 @@ class EnqueueCalls(ABC, Generic[RecordT]):
         Raises:
             Invalid: an event loop runs in this thread, and would be blocked.
         """
+        check_blocking("resource.enqueue_sync", "await resource.enqueue(…) instead")
         (name,) = self.enqueue_many_sync([data], namespace=namespace, **options)
         return name
 
@@ -134,6 +135,7 @@ class EnqueueCalls(ABC, Generic[RecordT]):
         **options: Unpack[EnqueueOptions],
     ) -> list[str]:
         """Enqueue messages in order, all or none, as `enqueue_sync` does; return their ids."""
+        check_blocking("resource.enqueue_many_sync", "await resource.enqueue_many(…) instead")
         work = self.enqueue_many(data, namespace=namespace, **options)
         home = self.home_loop
         return home.call(work) if options.get("connection") is None else home.call_here(work)

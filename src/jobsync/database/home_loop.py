@@ -159,15 +159,19 @@ async def _close(items: AsyncGenerator[Any]) -> None:
     await items.aclose()
 
 
-def check_blocking(name: str) -> None:
+def check_blocking(name: str, fix: str = "await the call of jobsync.Database instead") -> None:
     """Check that a call may block this thread.
+
+    Args:
+        name: of what was called, as its user has written it.
+        fix: what to write in a coroutine.
 
     Raises:
         Invalid: an event loop runs in it.
     """
     if _find_running_loop() is not None:
         problem = "would block the event loop that runs in this thread"
-        raise Invalid("call", name, problem, "await the call of jobsync.Database instead")
+        raise Invalid("call", name, problem, fix)
 
 
 def _check_no_loop(work: Coroutine[Any, Any, Any]) -> None:

@@ -110,8 +110,8 @@ class Plugin(EventEmitter):
             Invalid: it is not attached yet.
         """
         if self._database is None:
-            fix = "await database.use_plugin(plugin) first"
-            raise Invalid("plugin", self.slug, "is not attached to a database", fix)
+            fix = "write Database(url, plugins=[…]), or await database.use_plugin(…) first"
+            raise Invalid("plugin", self, "is not attached to a database", fix)
         return self._database
 
     @property

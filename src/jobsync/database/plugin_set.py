@@ -56,11 +56,11 @@ class PluginSet:
         if alias is None and namesake is not None and namesake.kind != plugin.kind:
             name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
         if name in self.by_name:
-            fix = "pass another alias"
-            if alias is None:
-                kind = f"{type(plugin).__name__} of {plugin.kind}"
-                fix = f"use the {kind} that is there, or separate the two by namespace="
-            raise Invalid("alias", name, "is taken", fix)
+            if alias is not None:
+                raise Invalid("alias", name, "is taken", "pass another alias")
+            fix = "use the one that is there, or separate the two by namespace="
+            problem = "has the name of another plugin of this database"
+            raise Invalid("plugin", plugin, problem, fix)
         plugin.attach(self._database, name, alias)
         self.by_name[name] = plugin
 

@@ -7,7 +7,6 @@ connection, works on the same records by the same definition.
 """
 
 import asyncio
-import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
@@ -15,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from jobsync.components import Components
+from jobsync.core.arguments import check_resource_name
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
@@ -49,8 +49,6 @@ DEFINITIONS = "resource/"
 
 DROPPED = "dropped/"
 """The prefix of notes about dropped resources, so that their tombstones can be buried."""
-
-_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
 _UNKNOWN_YET = "is not known before the database is connected"
 _OPEN_FIX = "use it within `async with db:`, or after `await db.connect()`"
@@ -205,7 +203,7 @@ class ResourceRegistry:
             Invalid: the name is not valid, or existing records would no longer pass.
             NewerFormat: newer code has changed the definition.
         """
-        _check_name(name)
+        check_resource_name("name", name)
         if not (strict is None or isinstance(strict, bool)):
             raise Invalid("strict", strict, "must be True or False", "write strict=True")
         blank = Definition(name, is_declared=False)
@@ -437,9 +435,3 @@ def check_text_name(name: Any) -> str:
     if (text := plain_text(name)) is None:
         raise Invalid("name", name, "must be text", "pass the name of a resource")
     return text
-
-
-def _check_name(name: Any) -> None:
-    if not (isinstance(name, str) and _is_name(name)):
-        fix = "use a letter, then up to 99 letters, digits, _ and -"
-        raise Invalid("name", name, "must be a valid resource name", fix)

@@ -66,6 +66,7 @@ __all__ = [
     "SeenKeys",
     "Settlement",
     "name_queue",
+    "show_queue",
 ]
 
 DEFAULT_NAMESPACE = "default"
@@ -83,6 +84,13 @@ QueuePart: TypeAlias = Literal["queue", "dead"]
 def name_queue(namespace: str, resource: str) -> str:
     """Return the stored name of a queue: its namespace and the resource with its schema."""
     return f"{namespace}/{resource}"
+
+
+def show_queue(kind: type, namespace: str, resource: str) -> str:
+    """Return a queue's plugin as users write it."""
+    is_plain = namespace in {"", DEFAULT_NAMESPACE}
+    shown = repr(resource) if is_plain else f"{resource!r}, namespace={namespace!r}"
+    return f"{kind.__name__}({shown})"
 
 
 class ClaimResult(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ __all__ = [
     "QueueError",
     "QueueStats",
     "ResultDropped",
+    "TaskUnknown",
     "TicketsPublished",
     "WorkersStarted",
     "WorkersStopped",
@@ -142,7 +143,7 @@ class ResultDropped(_MessageEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "plg:queue:result-dropped"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:result-dropped",)
-    level: ClassVar[int] = logging.INFO
+    level: ClassVar[int] = logging.WARNING
 
     reason: str
 
@@ -215,6 +216,20 @@ class CronUnscheduled(_QueueEvent, frozen=True, kw_only=True):
 
     task: str
     cron: str
+    fix: str
+
+
+class TaskUnknown(_QueueEvent, frozen=True, kw_only=True):
+    """A message of a task that this process does not have was enqueued; its queue has others.
+
+    Once per name. The message waits for a process that has the task.
+    """
+
+    name: ClassVar[str] = "plg:queue:task-unknown"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:task-unknown",)
+    level: ClassVar[int] = logging.WARNING
+
+    task: str
     fix: str
 
 

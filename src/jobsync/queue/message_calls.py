@@ -12,7 +12,7 @@ from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
 from jobsync.database.document import RecordT, as_list
 from jobsync.database.enqueue_calls import EnqueueOptions
-from jobsync.database.home_loop import on_home_loop
+from jobsync.database.home_loop import check_blocking, on_home_loop
 from jobsync.database.record_types import RecordType
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
@@ -92,6 +92,7 @@ class MessageCalls(ABC, Generic[RecordT]):
         self, data: RecordT | Mapping[str, Json], **options: Unpack[EnqueueOptions]
     ) -> str:
         """Push a message from a plain function; return its id. See `Resource.enqueue_sync`."""
+        check_blocking("queue.enqueue_sync", "await queue.enqueue(…) instead")
         (name,) = self.enqueue_many_sync([data], **options)
         return name
 
@@ -99,6 +100,7 @@ class MessageCalls(ABC, Generic[RecordT]):
         self, data: Sequence[RecordT | Mapping[str, Json]], **options: Unpack[EnqueueOptions]
     ) -> list[str]:
         """Push messages, all or none; return their ids. See `Resource.enqueue_sync`."""
+        check_blocking("queue.enqueue_many_sync", "await queue.enqueue_many(…) instead")
         home, work = self.database.home_loop, self.enqueue_many(data, **options)
         return home.call(work) if options.get("connection") is None else home.call_here(work)
 
@@ -238,8 +240,8 @@ class MessageCalls(ABC, Generic[RecordT]):
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
-        clock = self.database.components.clock
-        return await wait_for_result(self._get_backend(), clock, id, timeout)
+        clock, store = self.database.components.clock, self.database.store_name
+        return await wait_for_result(self._get_backend(), clock, id, timeout, store)
 
     async def claim(self, limit: int = 1, *, wait: float = 0.0) -> list[ClaimedMessage[RecordT]]:
         """Claim messages, for a program that owns its loop instead of a handler.

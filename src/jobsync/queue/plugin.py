@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar, Unpack, cast, get_args, overload
 import msgspec
 
 from jobsync.coordination.events import WorkerDied
-from jobsync.core.arguments import check_seconds
+from jobsync.core.arguments import check_resource_name, check_seconds
 from jobsync.core.retry import Backoff, Retries, default_backoff
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import Document, RecordT
@@ -30,7 +30,7 @@ from jobsync.database.home_loop import on_home_loop
 from jobsync.database.record_types import RecordType
 from jobsync.errors import Invalid, Unavailable
 from jobsync.queue import events
-from jobsync.queue.backend import QueueBackend, QueuePart, name_queue
+from jobsync.queue.backend import QueueBackend, QueuePart, name_queue, show_queue
 from jobsync.queue.completed_ttl import CompletedTtl
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.executor import Executor, Handler, MessageFunction, MessageHandler
@@ -133,6 +133,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         namespace: str | None = None,
         **options: Any,
     ) -> None:
+        check_resource_name("resource", resource)
         options = translate(options)
         passed, shared = split_options(QueueSettings, options, "a queue", _ALIASES)
         super().__init__(namespace=namespace, **shared)
@@ -152,7 +153,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         self._executor = Executor(
             self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
         )
-        self._known_tasks, self._cron_tasks, self._task_limits = {}, {}, {}
+        self._known_tasks, self._cron_tasks, self._task_limits, self._unknown = {}, {}, {}, set()
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
             lambda: self.run_in_background(self._progress.run, "progress"),
@@ -172,6 +173,9 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         )
         if on_message is not None:
             self.handler(on_message)
+
+    def __repr__(self) -> str:
+        return show_queue(type(self), self.namespace, self.resource)
 
     @overload
     def handler(self, function: Callable[[RecordT], ResultT]) -> Callable[[RecordT], ResultT]: ...
@@ -269,8 +273,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
     def _check_running(self) -> None:
         self.database.check_works("claim messages")
         if not self.is_running:
-            fix = "await queue.start() first"
-            raise Invalid("queue", self.resource, "is not running", fix)
+            raise Invalid("queue", self.resource, "is not running", "await queue.start() first")
 
     @property
     def runs_caller(self) -> bool:
@@ -288,12 +291,9 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         """Find or create the resource, and connect it to this queue."""
         database = self.database
         self._completed_ttl.start(database)
+        order, limits = self.settings.order, self._find_limits()
         self._backend = open_backend(
-            database.store,
-            self.queue,
-            database.components,
-            order=self.settings.order,
-            limits=self._find_limits(),
+            database.store, self.queue, database.components, order=order, limits=limits
         )
         if self.resource not in database.resources:
             await database.create_resource(self.resource)

@@ -5,9 +5,13 @@ or is too large is not kept: its message is completed all the same, because the 
 who asks for the result learns why there is none.
 """
 
+import shlex
+
 from jobsync.core.clock import Clock, Seconds
 from jobsync.core.codec import MAX_DEPTH, Json, encode
 from jobsync.core.messages import explain_cancel
+from jobsync.core.secrets import MASK
+from jobsync.core.urls import SqliteUrl
 from jobsync.errors import Invalid, NoResult
 from jobsync.queue.backend import MessageInfo, QueueBackend
 from jobsync.queue.single_message import StoredResult
@@ -35,9 +39,16 @@ def build_result(value: Json, limit: int, max_depth: int = MAX_DEPTH) -> StoredR
 
 
 async def wait_for_result(
-    backend: QueueBackend, clock: Clock, name: str, timeout: Seconds | None
+    backend: QueueBackend, clock: Clock, name: str, timeout: Seconds | None, store: str
 ) -> Json:
     """Wait until a message is completed; return what its handler returned.
+
+    Args:
+        backend: of the message's queue.
+        clock: measures the timeout.
+        name: the message's id.
+        timeout: seconds to wait at most; None for no limit.
+        store: the store's URL without secrets, for the error.
 
     Raises:
         NoResult: there is none, and there will be none.
@@ -55,10 +66,23 @@ async def wait_for_result(
             raise _build_error(name, info)
         left = pause if end is None else end - clock.mono()
         if left <= 0:
-            text = f"message {name} is {info.state} after {timeout:g} s. Run: jobsync why {name}"
-            raise TimeoutError(text)
+            text = f"message {name} is {info.state} after {timeout:g} s"
+            raise TimeoutError(f"{text}. {_suggest_why(name, store)}")
         await backend.wait_for_end(min(left, pause))
         pause = min(pause * _GROWTH, longest)
+
+
+def _suggest_why(name: str, store: str) -> str:
+    """Return how to learn why a message waits, as a command for the same store."""
+    if store.startswith("memory://"):
+        # A command is another process, which has another memory.
+        return f"See: await queue.get({name!r})"
+    path = store.removeprefix("sqlite:///")
+    url = store if path == store else str(SqliteUrl(path))
+    text = f"Run: jobsync why {name} --url {shlex.quote(url)}"
+    if MASK in store:
+        text += f", with what {MASK} stands for; or with --app module:name in place of --url"
+    return text
 
 
 def _build_error(name: str, info: MessageInfo | None) -> NoResult:

@@ -99,6 +99,10 @@ class TaskSignature:
         shown = inspect.Signature(list(self._parameters.values()))
         return safe_str(f"{self._task.rpartition('.')[2]}{shown}", _LONGEST_SIGNATURE)
 
+    def has(self, name: str) -> bool:
+        """Whether a call may have an argument of this name."""
+        return name in self._parameters
+
     def encode(self, /, *args: Any, **kwargs: Any) -> EncodedArguments:
         """Return the arguments of a call as they are stored.
 
@@ -292,8 +296,8 @@ def _read_parameters(function: Callable[..., Any]) -> dict[str, inspect.Paramete
     parameters = dict(inspect.signature(function).parameters)
     for name, parameter in parameters.items():
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            fix = "write each parameter by its name"
-            raise Invalid(str(parameter), "…", "cannot be checked before a message is stored", fix)
+            problem = f"of {safe_name(function)} cannot be checked before a message is stored"
+            raise Invalid(str(parameter), "…", problem, "write each parameter by its name")
         if name.startswith("__"):
             raise Invalid(name, "…", "must not begin with two underscores", "rename the parameter")
     return parameters

@@ -19,10 +19,11 @@ from jobsync.core.arguments import check_count
 from jobsync.core.codec import Json
 from jobsync.core.retry import Backoff, Retries
 from jobsync.database.enqueue_calls import EnqueueOptions
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
+from jobsync.events import Event
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.enqueue import check_task_name
-from jobsync.queue.events import CronUnscheduled
+from jobsync.queue.events import CronUnscheduled, TaskUnknown
 from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.limits import NO_LIMITS, QueueLimits, parse_rate
 from jobsync.queue.placing import check_priority
@@ -50,6 +51,9 @@ _OWN_OPTIONS = {
     *("max_concurrency", "rate_limit", "rate_burst"),
 }
 """The options of a task that are not those of its messages."""
+
+_MOST_UNKNOWN = 100
+"""The most names of unknown tasks that are remembered and reported."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -123,6 +127,8 @@ class TaskCalls(ABC):
     """Of the tasks that have limits, by name."""
     _cron_tasks: dict[str, dict[str, Any]]
     """When to enqueue tasks, as the options of scheduled jobs, by name."""
+    _unknown: set[str]
+    """The names of tasks that were enqueued and are not known here."""
 
     @overload
     def task(
@@ -214,13 +220,30 @@ class TaskCalls(ABC):
         Raises:
             Invalid: the messages are not arguments of the task's function.
         """
-        known = self._known_tasks.get(options.get("task", ""))
+        task = options.get("task", "")
+        known = self._known_tasks.get(task)
         if known is None:
+            if task and self._known_tasks:
+                self._warn_of_unknown(task)
             return options
         for each in data:
             if isinstance(each, Mapping) and not isinstance(each, EncodedArguments):
                 known.signature.check(each)
         return {**known.options, **options}
+
+    def _warn_of_unknown(self, task: str) -> None:
+        """Report a task that only another process can have, once per name.
+
+        Raises:
+            Invalid: it is not a name.
+        """
+        check_task_name("task", task)
+        if task in self._unknown or len(self._unknown) >= _MOST_UNKNOWN:
+            return
+        self._unknown.add(task)
+        hint = closest_name(task, self._known_tasks)
+        fix = f"did you mean {hint}?" if hint else "start a worker that has this task"
+        self.emit(TaskUnknown(queue=self.queue, task=task, fix=fix))
 
     def _build_jobs(self, resource: str, namespace: str) -> dict[str, dict[str, Any]]:
         """Return the scheduled jobs that enqueue tasks with a cron, by name."""
@@ -241,6 +264,15 @@ class TaskCalls(ABC):
     def handlers(self) -> dict[str, str]:
         """The names of its handlers by task; that of messages without a task as the empty one."""
         return self._executor.list_functions()
+
+    @property
+    @abstractmethod
+    def queue(self) -> str:
+        """The stored name of this queue."""
+
+    @abstractmethod
+    def emit(self, event: Event) -> None:
+        """Emit an event to the listeners of this queue and of its database."""
 
     @abstractmethod
     def _add_handler(self, task: str, handler: MessageHandler) -> None: ...

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from typing import (
+    TYPE_CHECKING,
     Any,
     Generic,
     ParamSpec,
@@ -32,7 +33,7 @@ from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
 from jobsync.database.database import Database
 from jobsync.database.enqueue_calls import EnqueueOptions
-from jobsync.database.home_loop import HomeLoop, on_home_loop
+from jobsync.database.home_loop import HomeLoop, check_blocking, on_home_loop
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
 from jobsync.queue.task_arguments import TaskSignature
@@ -52,6 +53,9 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 C = TypeVar("C")
 R_co = TypeVar("R_co", covariant=True)
+
+_CELERY_NAMES = ("delay", "apply_async")
+"""What enqueues a task in Celery."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -158,10 +162,12 @@ class TaskHandle(Generic[R_co]):
 
     def result_sync(self, *, timeout: float | None = None) -> R_co:
         """Wait as `result` does, in a plain function on any thread."""
+        check_blocking("result_sync", "await handle.result(…) instead")
         return self._queue.database.home_loop.call(self.result(timeout=timeout))
 
     def cancel_sync(self) -> bool:
         """Cancel the message as `cancel` does, in a plain function on any thread."""
+        check_blocking("cancel_sync", "await handle.cancel() instead")
         return self._queue.database.home_loop.call(self.cancel())
 
 
@@ -181,6 +187,17 @@ class TaskCall(Generic[P, R]):
         self.queue = queue
         self._signature = signature
         self._options = options
+
+    if not TYPE_CHECKING:
+        # Type checkers would let any attribute pass.
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _CELERY_NAMES:
+                task = self._short_name
+                text += f": use `await {task}.enqueue(…)`, or {task}.enqueue_sync(…)"
+                text += " in blocking code"
+            raise AttributeError(text, name=name, obj=self)
 
     @property
     def home_loop(self) -> HomeLoop | None:
@@ -202,7 +219,7 @@ class TaskCall(Generic[P, R]):
         Raises:
             Invalid: one is missing, unknown or of another type; names it.
         """
-        return self._signature.encode(*args, **kwargs)
+        return self._encode("enqueue", *args, **kwargs)
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call of the function; return its message.
@@ -212,7 +229,7 @@ class TaskCall(Generic[P, R]):
                 nothing was enqueued.
             OutcomeUnknown: it may or may not have been enqueued.
         """
-        (handle,) = await self._push([self._signature.encode(*args, **kwargs)])
+        (handle,) = await self._push([self._encode("enqueue", *args, **kwargs)])
         return handle
 
     async def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
@@ -225,7 +242,7 @@ class TaskCall(Generic[P, R]):
             Invalid: an argument or an option is wrong; nothing was enqueued.
             OutcomeUnknown: all or none of them may have been enqueued.
         """
-        return await self._push([self._signature.encode(**each) for each in calls])
+        return await self._push([self._encode("enqueue_many", **each) for each in calls])
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue a call as `enqueue` does, from a plain function on any thread.
@@ -233,17 +250,43 @@ class TaskCall(Generic[P, R]):
         Raises:
             Invalid: as `enqueue`; or an event loop runs in this thread, and would be blocked.
         """
-        (handle,) = self._push_sync([self._signature.encode(*args, **kwargs)])
+        values = self._encode("enqueue_sync", *args, **kwargs)
+        (handle,) = self._push_sync([values], "enqueue")
         return handle
 
     def enqueue_many_sync(self, calls: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
         """Enqueue many calls as `enqueue_many` does, from a plain function on any thread."""
-        return self._push_sync([self._signature.encode(**each) for each in calls])
+        values = [self._encode("enqueue_many_sync", **each) for each in calls]
+        return self._push_sync(values, "enqueue_many")
+
+    def _encode(self, method: str, /, *args: Any, **kwargs: Any) -> dict[str, Json]:
+        """Return the arguments of a call as they are stored.
+
+        Raises:
+            Invalid: one is wrong; an option among them is named with the call that takes it.
+        """
+        try:
+            return self._signature.encode(*args, **kwargs)
+        except Invalid as error:
+            option = error.field
+            is_option = option in kwargs and option in CallOptions.__annotations__
+            if not is_option or self._signature.has(option):
+                raise
+            value = kwargs[option]
+            shown = value if isinstance(value, int | float) else "…"
+            fix = f"use {self._short_name}.with_options({option}={shown}).{method}(…)"
+            raise Invalid(option, error.value, error.problem, fix) from None
+
+    @property
+    def _short_name(self) -> str:
+        return self.name.rpartition(".")[2]
 
     async def _push(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
         return self._build_handles(await self.queue.enqueue_many(values, **self._find_options()))
 
-    def _push_sync(self, values: Sequence[dict[str, Json]]) -> list[TaskHandle[R]]:
+    def _push_sync(self, values: Sequence[dict[str, Json]], awaited: str) -> list[TaskHandle[R]]:
+        task = self._short_name
+        check_blocking(f"{task}.{awaited}_sync", f"await {task}.{awaited}(…) instead")
         return self._build_handles(self.queue.enqueue_many_sync(values, **self._find_options()))
 
     def _find_options(self) -> EnqueueOptions:

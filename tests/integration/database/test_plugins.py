@@ -143,8 +143,10 @@ async def test_plugins_are_named_by_slug_namespace_or_alias() -> None:
     assert database.plugins.sms is database.plugins["sms"] is aliased
     with pytest.raises(NotFound, match=r"no plugin 'scheduler'\. Known: own-slug"):
         database.plugins["scheduler"]
-    with pytest.raises(Invalid, match=r"alias is taken \(got 's3-queue'\)"):
+    with pytest.raises(Invalid, match="has the name of another plugin"):
         await database.use_plugin(S3QueuePlugin())
+    with pytest.raises(Invalid, match=r"alias is taken \(got 'sms'\)"):
+        await database.use_plugin(S3QueuePlugin(), "sms")
 
 
 async def test_plugins_that_cannot_be_added_are_refused() -> None:

@@ -60,5 +60,5 @@ def test_plugins_can_be_passed_to_the_constructor() -> None:
     assert Database("memory://", plugins=[one]).plugins.picky is one
     with pytest.raises(Invalid, match="must be a Plugin"):
         Database("memory://", plugins=["picky"])  # type: ignore[list-item]
-    with pytest.raises(Invalid, match="is taken"):
+    with pytest.raises(Invalid, match="has the name of another plugin"):
         Database("memory://", plugins=[Picky(), Picky()])

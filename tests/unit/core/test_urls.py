@@ -359,9 +359,14 @@ def test_other_providers_name_a_bucket_and_a_prefix(provider: Literal["gs", "az"
         ("jobs.db", "has no scheme", "did you mean sqlite:///jobs.db?"),
         ("/var/jobs.db", "has no scheme", "did you mean sqlite:////var/jobs.db?"),
         ("memory", "has no scheme", "did you mean memory://?"),
-        ("postgres:/host/db", "must have // after postgres:", "write postgres://…"),
+        ("postgres:/host/db", "must have // after postgres:", "write postgres://host/db"),
+        ("s3:/bucket", "must have // after s3:", "write s3://bucket"),
+        ("s3:KEY%3Ahunter2%40bucket", "must have // after s3:", "write s3://…"),
+        ("postgres:/h/d?password=hunter2", "must have // after postgres:", "write postgres://…"),
         ("postgresql:me:hunter2@h/db", "must have // after postgresql:", "write postgresql://…"),
-        ("sqlite:jobs.db", "must have /// after sqlite:", "write sqlite:///…"),
+        ("sqlite:jobs.db", "must have /// after sqlite:", "write sqlite:///jobs.db"),
+        ("sqlite:/srv/jobs.db", "must have /// after sqlite:", "write sqlite:////srv/jobs.db"),
+        ("sqlite:", "must have /// after sqlite:", "write sqlite:///…"),
         ("", "has no scheme", "start it with memory://"),
         ("host=h password=hunter2.x", "has no scheme", "start it with memory://"),
     ],
@@ -372,6 +377,12 @@ def test_an_unknown_scheme_gets_a_suggestion(text: str, problem: str, fix: str) 
     assert problem in error.problem
     assert fix in error.fix
     assert "hunter2" not in everything_said_by(error)
+
+
+def test_a_url_without_slashes_and_secrets_is_shown() -> None:
+    """What cannot hold a secret is quoted, so that its user finds it again."""
+    assert "(got 'sqlite:jobs.db')" in str(refused("sqlite:jobs.db"))
+    assert "(got '***')" in str(refused("sqlite:me:hunter2@jobs.db"))
 
 
 # Redaction

@@ -291,8 +291,8 @@ def _gives_back() -> Context: ...  # type: ignore[empty-body]
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (_positional, r"\*values: int cannot be checked"),
-        (_keywords, r"\*\*values: int cannot be checked"),
+        (_positional, r"\*values: int of .*\._positional cannot be checked"),
+        (_keywords, r"\*\*values: int of .*\._keywords cannot be checked"),
         (_anything, "^value has an annotation that cannot be stored: builtins.object"),
         (_function, "^value has an annotation that cannot be stored"),
         (_nested, "^value has an annotation that cannot be stored: .*Context"),

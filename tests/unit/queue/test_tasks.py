@@ -1,0 +1,82 @@
+"""Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+
+from jobsync import Database, Event, Invalid, QueuePlugin, TaskHandle
+
+queue = QueuePlugin("emails")
+
+
+@queue.task(name="mail.send")
+async def send(to: str, timeout: int = 0) -> None:
+    """Take an argument that has the name of an option."""
+
+
+@pytest.mark.parametrize(
+    ("option", "shown"), [({"delay": 5}, "delay=5"), ({"group": "a"}, "group=…")]
+)
+async def test_an_option_among_the_arguments_is_shown_where_it_belongs(
+    option: dict[str, object], shown: str
+) -> None:
+    """`enqueue` takes the arguments of the function alone; the fix takes the option too."""
+    fix = f"Use send.with_options({shown})"
+    with pytest.raises(Invalid, match=r"is not a parameter of mail\.send") as caught:
+        await send.enqueue("a", **option)  # type: ignore[arg-type]
+    assert f"{fix}.enqueue(…)" in str(caught.value)
+    with pytest.raises(Invalid, match=r"is not a parameter of mail\.send") as caught:
+        await send.enqueue_many([{"to": "a", **option}])
+    assert f"{fix}.enqueue_many(…)" in str(caught.value)
+    # A parameter of the function is no option.
+    with pytest.raises(Invalid, match=r"Pass what send\(") as caught:
+        send.encode("a", timeout="x")  # type: ignore[arg-type]
+
+
+def test_the_calls_of_celery_name_ours() -> None:
+    """Other attributes that are missing are as with any object, also for `copy` and `pickle`."""
+    for task in (send, send.with_options(delay=1)):
+        with pytest.raises(AttributeError, match=r"use `await send\.enqueue\(…\)`"):
+            task.delay("a")  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match=r"use `await send\.enqueue\(…\)`"):
+            task.apply_async(["a"])  # type: ignore[attr-defined]
+        assert not hasattr(task, "delay")
+        assert not hasattr(task, "__deepcopy__")
+        with pytest.raises(AttributeError, match=r"has no attribute 'retry'$"):
+            task.retry()  # type: ignore[attr-defined]
+        assert copy.copy(task).name == "mail.send"
+
+
+async def test_a_task_that_this_process_does_not_have_is_reported_once() -> None:
+    """It is stored all the same, for another process; a typing error is found by the warning."""
+    own, plain = QueuePlugin("own"), QueuePlugin("plain")
+    own.task(name="mail.object")(send.function)
+    async with Database("memory://", plugins=[own, plain], work=False) as database:
+        reports: list[Event] = []
+        database.on("plg:queue:task-unknown", reports.append)
+        for task in ("mail.obbject", "mail.obbject", "print", "mail.object"):
+            await own.enqueue({"to": "a"}, task=task)
+        # Without tasks of its own, a process cannot know better.
+        await plain.enqueue({"to": "a"}, task="mail.obbject")
+        assert await own.count() == 4
+    assert [(report["task"], report["fix"]) for report in reports] == [
+        ("mail.obbject", "did you mean mail.object?"),
+        ("print", "start a worker that has this task"),
+    ]
+
+
+async def test_a_blocking_call_in_a_coroutine_names_itself_and_what_to_await() -> None:
+    """Not a method within, which its user has never written."""
+    handle = TaskHandle[None]("m1", send.queue, send._signature)
+    calls: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: send.enqueue_sync("a"), "send.enqueue_sync", "send.enqueue(…)"),
+        (lambda: send.enqueue_many_sync([]), "send.enqueue_many_sync", "send.enqueue_many(…)"),
+        (lambda: queue.enqueue_sync({}), "queue.enqueue_sync", "queue.enqueue(…)"),
+        (handle.result_sync, "result_sync", "handle.result(…)"),
+        (handle.cancel_sync, "cancel_sync", "handle.cancel()"),
+    ]
+    for call, name, awaited in calls:
+        with pytest.raises(Invalid, match="would block the event loop") as caught:
+            call()
+        assert f"(got {name!r}). Await {awaited} instead." in str(caught.value)
