@@ -16,12 +16,7 @@ from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
 from jobsync.status.jobs import TaskStatus, read_fleet_status
-from jobsync.status.queues import (
-    MessageStatus,
-    QueueStatus,
-    QueueWorkerStatus,
-    read_queues_status,
-)
+from jobsync.status.queues import MessageStatus, QueueStatus, QueueWorkerStatus, read_queues_status
 from jobsync.status.schedules import (
     ScheduledJobStatus,
     SchedulerStatus,
