@@ -295,7 +295,9 @@ async def test_a_missing_bucket_is_refused_and_not_created(
     server: SeaweedServer, attempt: str
 ) -> None:
     """Not even if the server would create it."""
-    with pytest.raises(Misconfigured, match=r"bucket that does not exist .*.*\. Create it first"):
+    with pytest.raises(
+        Misconfigured, match=r"bucket that does not exist .*.*\. Create it, or correct its name"
+    ):
         await ObjectsStore.connect(objects_url(server.url("never-made")))
 
 
