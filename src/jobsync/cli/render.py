@@ -40,7 +40,7 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
 def name_store(text: str) -> None:
-    """Name the store that the answer of this command comes from, for one that is empty."""
+    """Set the store that the answer of this command comes from, which an empty one shows."""
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[_STORE] = text

@@ -97,7 +97,7 @@ class GuardedConnection(sqlite3.Connection):
         super().set_authorizer(self._authorize)
 
     def end_guard(self) -> None:
-        """Let the transaction be ended by its owner.
+        """Allow its owner to end the transaction.
 
         Raises:
             Invalid: the handler has tried to end it, even if it has ignored the error.
@@ -109,7 +109,7 @@ class GuardedConnection(sqlite3.Connection):
             raise build_refusal(_DRIVER, self._refused)
 
     def set_authorizer(self, authorizer_callback: Callable[..., int] | None) -> None:
-        """Let a function of the handler's decide about all else."""
+        """Set a function of the handler's that decides about all else."""
         self._authorizer = authorizer_callback
         # Set anew, so that statements that were prepared before are decided about, too.
         super().set_authorizer(self._authorize if self._is_guarded else authorizer_callback)

@@ -73,8 +73,11 @@ class CopyRows:
         for start in range(0, len(self._new_messages), _PART):
             part = slice(start, start + _PART)
             new_messages = self._new_messages[part]
-            payloads = self._payloads and self._payloads[part]
-            yield self._build_part(new_messages, payloads or encode_payloads(new_messages))
+            if self._payloads is None:
+                payloads = encode_payloads(new_messages)
+            else:
+                payloads = list(self._payloads[part])
+            yield self._build_part(new_messages, payloads)
 
     def _build_part(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
         queue, tasks = self._queue, self._tasks
