@@ -150,9 +150,8 @@ class ProcessSupervisor:
         self._clock = components.clock
         self._randomness = components.randomness
         self._has_worked = False
-        self._kill_at: Mono | None = None
-        """When processes that still run are killed; None if they are not to stop."""
         self._stop_since: Mono | None = None
+        """When the first signal came; None if the processes are not to stop."""
         self._worst = 0
 
     def run(self) -> int:
@@ -169,6 +168,12 @@ class ProcessSupervisor:
                 for child in self._children:
                     child.send(signal.SIGKILL)
         return self._worst
+
+    @property
+    def _kill_at(self) -> Mono | None:
+        """When processes that still run are killed."""
+        since = self._stop_since
+        return None if since is None else since + self._grace + _EXTRA_TIME
 
     def _is_busy(self) -> bool:
         return any(child.process or child.start_at for child in self._children)
@@ -195,8 +200,6 @@ class ProcessSupervisor:
         elif now - self._stop_since < SAME_REQUEST:
             return
         _log.info("%s: stopping all processes", signal.Signals(number).name)
-        if self._kill_at is None:
-            self._kill_at = now + self._grace + _EXTRA_TIME
         for child in self._children:
             child.start_at = None
             # A second SIGTERM means the same as a second SIGINT.
@@ -214,7 +217,8 @@ class ProcessSupervisor:
     def _check(self, child: _Child) -> None:
         """Start a process that is due, kill one that does not stop, judge one that has ended."""
         now = self._clock.mono()
-        if self._kill_at is not None and now >= self._kill_at:
+        kill_at = self._kill_at
+        if kill_at is not None and now >= kill_at:
             child.send(signal.SIGKILL)
         if child.start_at is not None and now >= child.start_at:
             self._start(child)
@@ -225,7 +229,7 @@ class ProcessSupervisor:
     def _on_end(self, child: _Child, code: int, has_worked: bool) -> None:  # noqa: FBT001 - a fact
         others = (each.has_worked() for each in self._children)
         self._has_worked = self._has_worked or has_worked or any(others)
-        if self._kill_at is not None:
+        if self._stop_since is not None:
             # One that had not begun to listen to signals is ended by them.
             self._note(0 if -code in _SIGNALS else code)
         elif code == 0:

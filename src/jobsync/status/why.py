@@ -232,7 +232,7 @@ def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
         text = f"it is 1 of {waiting} waiting messages, and {who} at capacity"
         return Reason("busy", text, since=since)
     if limits := queue.find_limits(message.task):
-        text = f"it is ready, and waits for {' and '.join(limits)}, which counts in all processes"
+        text = f"it is ready, and may wait for {' and '.join(limits)}, counted in all processes"
         return Reason("limited", text, since=since)
     if message.is_suspect:
         text = "its worker died while it was claimed: it runs once a worker has nothing else to do"

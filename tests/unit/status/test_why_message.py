@@ -371,7 +371,7 @@ def test_a_blocked_message_whose_head_has_just_ended_names_its_group() -> None:
 @pytest.mark.parametrize(
     ("limits", "claimed", "expected"),
     [
-        ({"send": ReportedLimit(max_concurrency=2)}, 2, "max_concurrency=2 of task send, which"),
+        ({"send": ReportedLimit(max_concurrency=2)}, 2, "max_concurrency=2 of task send, counted"),
         ({"send": ReportedLimit(max_concurrency=2)}, 1, None),
         ({"": ReportedLimit(max_concurrency=2)}, 2, "max_concurrency=2 of queue default/tasks"),
         ({"send": ReportedLimit(rate=1 / 6)}, 0, "rate_limit=10/minute of task send"),
