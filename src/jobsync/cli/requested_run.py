@@ -56,6 +56,9 @@ class RequestedRun:
         clock = components.clock
         start, polls = clock.mono(), 0
         self._request = await jobs.request_run(self.name)
+        # Before the first look: the run may have begun by then.
+        self._progress = "waiting for a process to start it"
+        self._show()
         while (entry := await self._look(jobs, self._request)) is None:
             waited = clock.mono() - start
             left = math.inf if timeout is None else timeout - waited
@@ -76,7 +79,6 @@ class RequestedRun:
         """
         state = await jobs.read_state(self.name)
         if state is not None and request in state.requests:
-            self._progress = "waiting for a process to start it"
             return None
         run = None if state is None else state.find_run(request.id)
         if run is not None:

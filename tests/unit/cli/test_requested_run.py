@@ -18,6 +18,8 @@ from jobsync.errors import Unavailable
 from jobsync.scheduler.history import build_entry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
+from jobsync.status.schedules import read_schedules_status
+from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 
 REQUEST = RunRequest(id="asked", at=100.0, by="ann")
@@ -29,10 +31,10 @@ def end(run_id: str) -> Statistics:
     return Statistics(runs=1, successes=1, last_run=last)
 
 
-async def open_job(statistics: Statistics) -> JobOperations:
+async def open_job(statistics: Statistics, store: Store | None = None) -> JobOperations:
     """Return the operations of a store with one job, whose history is empty."""
     components = Components.system()
-    store = MemoryStore(components=components)
+    store = store or MemoryStore(components=components)
     jobs = JobStore(lambda: store, "default", components)
     definition = JobDefinition(schedule="@daily")
     state = JobState(definition=definition, defined_by="", last=0, statistics=statistics)
@@ -73,7 +75,7 @@ async def test_a_run_that_waits_or_goes_on_has_no_end() -> None:
     run = build_requested_run(REQUEST, "w.1", 101.0)
     stored = await jobs._jobs.read("job")
     for changes, progress in (
-        ({"requests": (REQUEST,)}, "waiting for a process to start it"),
+        ({"requests": (REQUEST,)}, ""),
         ({"requests": (), "running": (run,)}, "running on w"),
     ):
         assert stored is not None
@@ -82,6 +84,29 @@ async def test_a_run_that_waits_or_goes_on_has_no_end() -> None:
         assert await requested._look(jobs, REQUEST) is None
         assert requested._progress == progress
     assert requested.describe_rest().startswith("The run may have been requested, or not")
+
+
+async def test_a_run_that_ends_before_the_first_look_was_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: the command printed nothing if a process was faster than its look."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = await open_job(Statistics(), store)
+
+    async def end_at_once(name: str) -> RunRequest:
+        run = build_requested_run(REQUEST, "w.1", 101.0)
+        await jobs._jobs.history.create_entry(name, run, build_entry(run, "success"))
+        return REQUEST
+
+    await jobs._jobs.code.write("0" * 24, ["job"], 0.0)
+    monkeypatch.setattr(jobs, "request_run", end_at_once)
+    status = await (await read_schedules_status(store, components)).job("job", "default")
+    status = msgspec.structs.replace(status, workers=("w.1",))
+    entry = await RequestedRun("job").follow(store, components, status, jobs, None)
+    assert entry is not None
+    assert entry.status == "success"
+    assert capsys.readouterr().err == "job: waiting for a process to start it\n"
 
 
 async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:
