@@ -9,6 +9,7 @@ is deleted, the live process that holds the name writes it again.
 
 import asyncio
 import datetime as dt
+import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -257,11 +258,17 @@ class NodeList:
         return found
 
     async def _find_heartbeat(self, session: Record | None) -> dt.datetime | None:
-        """Return when a session last wrote, if the store has a clock."""
-        if session is None:
-            return None
-        age = await self._node.membership.store.age(session)
-        return None if age is None else _instant(self._node.claims.store_clock.now - age)
+        """Return when a session last wrote, if the store has a clock, and since this boot."""
+        store = self._node.membership.store
+        while session is not None:
+            age = await store.age(session)
+            if age is not None:
+                now = self._node.claims.store_clock.now
+                return _instant(now - age) if math.isfinite(age) else None
+            # It may just have written. Where reading costs money, there is no clock either.
+            newer = None if store.is_billed else await store.get(session.key)
+            session = newer if newer and newer.version != session.version else None
+        return None
 
     def _describe(self, node: NodeRecord, last_heartbeat: dt.datetime | None) -> NodeInfo:
         leader = self._node.leader

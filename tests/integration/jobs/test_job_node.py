@@ -1,6 +1,7 @@
 """Nodes of one fleet, from joining to leaving."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from jobsync.core.clock import Mono, Wall
 from jobsync.jobs.events import Rebalanced, TokensChanged
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeList
+from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
 HOUR = 3600.0
@@ -72,6 +74,35 @@ async def test_nodes_are_dated_by_the_clock_of_the_store(
     (found,) = await NodeList(node).active()
     for field in ("created_on", "last_heartbeat"):
         assert found[field].timestamp() == pytest.approx(wall().seconds + HOUR, abs=60)
+
+
+async def test_a_node_that_sends_a_heartbeat_while_it_is_listed_has_one(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: it was listed as one that had never sent any. Those of an earlier boot are unknown."""
+    node = await start_node("a")
+    age, seen = MemoryStore.age, list[str]()
+
+    async def age_after_a_heartbeat(store: MemoryStore, record: Record) -> float | None:
+        seen.append(record.version)
+        if len(seen) == 1:
+            await until(lambda: has_changed(store, record), "it sends a heartbeat")
+        return await age(store, record)
+
+    async def has_changed(store: MemoryStore, record: Record) -> bool:
+        return await store.get(record.key) != record
+
+    monkeypatch.setattr(MemoryStore, "age", age_after_a_heartbeat)
+    (found,) = await NodeList(node).active()
+    assert found["last_heartbeat"] is not None
+    assert len({*seen}) >= 2
+
+    async def age_of_an_earlier_boot(_: MemoryStore, __: Record) -> float:
+        return math.inf
+
+    monkeypatch.setattr(MemoryStore, "age", age_of_an_earlier_boot)
+    (found,) = await NodeList(node).active()
+    assert found["last_heartbeat"] is None
 
 
 async def test_an_observer_waits_for_no_node_and_owns_nothing(start_node: StartNode) -> None:
