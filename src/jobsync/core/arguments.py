@@ -55,8 +55,10 @@ def check_seconds(
     raise Invalid(field, value, problem, "pass a number of seconds")
 
 
-def check_resource_name(field: str, value: object) -> None:
-    """Check the name of a resource."""
-    if not (isinstance(value, str) and _is_resource_name(value)):
+def check_resource_name(field: str, value: object) -> str:
+    """Check the name of a resource; return it as a plain text."""
+    text = plain_text(value)
+    if text is None or not _is_resource_name(text):
         fix = "use a letter, then up to 99 letters, digits, _ and -"
         raise Invalid(field, value, "must be a valid resource name", fix)
+    return text

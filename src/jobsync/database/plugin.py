@@ -17,7 +17,7 @@ from jobsync.database.definition import Definition, Rule
 from jobsync.database.home_loop import HomeLoop
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import LifecycleLock, Work
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, plain_text
 from jobsync.events import Event, EventEmitter, Events
 
 if TYPE_CHECKING:
@@ -312,11 +312,12 @@ class Plugin(EventEmitter):
 
 
 def check_plugin_name(field: str, name: object) -> str:
-    """Return a name if it can be part of a key.
+    """Return a name as a plain text, if it can be part of a key.
 
     Raises:
         Invalid: it cannot.
     """
-    if not (isinstance(name, str) and _is_name(name)):
+    text = plain_text(name)
+    if text is None or not _is_name(text):
         raise Invalid(field, name, "must be a valid name", "use up to 50 letters, digits, - and _")
-    return name
+    return text

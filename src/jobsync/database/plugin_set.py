@@ -128,8 +128,8 @@ class PluginSet:
 
     def open_storage(self, slug: str, namespace: str) -> PluginStorage:
         """Return the storage of a kind of plugin in a namespace."""
-        check_plugin_name("slug", slug)
-        check_plugin_name("namespace", namespace)
+        slug = check_plugin_name("slug", slug)
+        namespace = check_plugin_name("namespace", namespace)
         database = self._database
         if (slug, namespace) not in self._storages:
             self._storages[slug, namespace] = PluginStorage(

@@ -203,7 +203,7 @@ class ResourceRegistry:
             Invalid: the name is not valid, or existing records would no longer pass.
             NewerFormat: newer code has changed the definition.
         """
-        check_resource_name("name", name)
+        name = check_resource_name("name", name)
         if not (strict is None or isinstance(strict, bool)):
             raise Invalid("strict", strict, "must be True or False", "write strict=True")
         blank = Definition(name, is_declared=False)

@@ -18,7 +18,14 @@ from jobsync.database.document import as_list
 from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
-from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable, closest_name
+from jobsync.errors import (
+    Incomplete,
+    Invalid,
+    OutcomeUnknown,
+    Unavailable,
+    closest_name,
+    plain_text,
+)
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.opening import open_backend
 from jobsync.queue.placing import PLACING_OPTIONS, place_messages
@@ -55,7 +62,12 @@ def build_messages(
     attempts = max_attempts if attempts is None else attempts
     check_max_attempts(attempts)
     task = options.get("task", "")
-    values: Sequence[Json] = resource.validate(data, ids) if task == "" else _copy(task, data)
+    values: Sequence[Json]
+    if task == "":
+        values = resource.validate(data, ids)
+    else:
+        task = check_task_name("task", task)
+        values = _copy(data)
     new_messages = [
         NewMessage(
             id=name,
@@ -73,9 +85,8 @@ def build_messages(
     return new_messages
 
 
-def _copy(task: object, data: Sequence[Any]) -> list[dict[str, Json]]:
+def _copy(data: Sequence[Any]) -> list[dict[str, Json]]:
     """Return the arguments of a task's messages."""
-    check_task_name("task", task)
     for each in data:
         if not isinstance(each, Mapping):
             problem = "must be a dict with the arguments by name"
@@ -83,18 +94,20 @@ def _copy(task: object, data: Sequence[Any]) -> list[dict[str, Json]]:
     return [dict(each) for each in data]
 
 
-def check_task_name(field: str, name: object) -> None:
-    """Check the name of a task.
+def check_task_name(field: str, name: object) -> str:
+    """Return the name of a task as a plain text.
 
     Raises:
         Invalid: it is not a short text of printable characters.
     """
-    if not isinstance(name, str) or not name or not name.isprintable():
+    text = plain_text(name)
+    if not text or not text.isprintable():
         fix = "pass a text such as emails.send"
         raise Invalid(field, name, "must be a text of printable characters", fix)
-    if len(name.encode()) > _LONGEST_TASK:
+    if len(text.encode()) > _LONGEST_TASK:
         problem = f"must be {_LONGEST_TASK} bytes or less"
         raise Invalid(field, name, problem, "pass a shorter name: @queue.task(name=...)")
+    return text
 
 
 async def enqueue_messages(

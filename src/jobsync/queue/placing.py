@@ -92,7 +92,8 @@ def _name(field: str, option: str | Callable[[Any], str] | None, message: NewMes
     if len(name.encode()) > _LONGEST_NAME:
         problem = f"must be {_LONGEST_NAME} bytes or less"
         raise Invalid(field, name, problem, "pass a shorter text, or a hash of it")
-    return str(name)
+    # A member of an enum is formatted as the name of the member.
+    return str.__str__(name)
 
 
 def _check_distinct(keys: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         namespace: str | None = None,
         **options: Any,
     ) -> None:
-        check_resource_name("resource", resource)
+        resource = check_resource_name("resource", resource)
         options = translate(options)
         passed, shared = split_options(QueueSettings, options, "a queue", _ALIASES)
         super().__init__(namespace=namespace, **shared)

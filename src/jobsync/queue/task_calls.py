@@ -187,8 +187,7 @@ class TaskCalls(ABC):
     ) -> QueueTask[..., Any, ..., Any]:
         check_function("function", function, _FIX)
         name = options.get("name")
-        name = _find_name(function) if name is None else name
-        check_task_name("name", name)
+        name = check_task_name("name", _find_name(function) if name is None else name)
         if name in self._known_tasks:
             problem = "is that of another task of this queue"
             raise Invalid("name", name, problem, "pass another one: @queue.task(name=...)")
@@ -237,7 +236,7 @@ class TaskCalls(ABC):
         Raises:
             Invalid: it is not a name.
         """
-        check_task_name("task", task)
+        task = check_task_name("task", task)
         if task in self._unknown or len(self._unknown) >= _MOST_UNKNOWN:
             return
         self._unknown.add(task)

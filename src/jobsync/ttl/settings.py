@@ -125,11 +125,11 @@ def _list_resources(resources: object) -> Iterable[tuple[str, Mapping[str, Any]]
     for name, options in pairs:
         if not isinstance(name, str) or not name:
             raise Invalid("resources", name, "must have names of resources", 'write "sessions"')
-        check_resource_name("resources", name)
+        plain_name = check_resource_name("resources", name)
         if not isinstance(options, Mapping | None):
             fix = 'write {"ttl": 3600, "on_expire": "hard-delete"}'
-            raise Invalid(f"resources.{name}", options, "must be a dict of options", fix)
-        yield name, options or {}
+            raise Invalid(f"resources.{plain_name}", options, "must be a dict of options", fix)
+        yield plain_name, options or {}
 
 
 def _parse_resource(

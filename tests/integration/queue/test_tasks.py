@@ -1,6 +1,7 @@
 """Tasks, as users write them: many functions on one queue."""
 
 import asyncio
+import enum
 import functools
 import threading
 from collections.abc import AsyncIterator
@@ -74,6 +75,46 @@ async def test_each_message_goes_to_the_function_of_its_task(db: Database) -> No
     assert info is not None
     assert (info.state, info.task) == ("completed", "stable")
     assert await double(4) == 8
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - members of a StrEnum are formatted by their values
+    """Members are formatted by their own names, not by what they are."""
+
+    QUEUE = "mails"
+    TEAM = "blue"
+    SEND = "send.mail"
+    KEY = "once"
+
+
+class Limit(float, enum.Enum):
+    """Likewise."""
+
+    LONG = 300.0
+
+
+@pytest.mark.parametrize("count", [1, 60])
+async def test_names_and_numbers_may_be_members_of_an_enum(db: Database, count: int) -> None:
+    """Stored is what they are, however many messages are stored at a time.
+
+    Found: with 50 or more, PostgreSQL had the name of the member, and no worker its task.
+    """
+    queue = QueuePlugin(Name.QUEUE, namespace=Name.TEAM)
+
+    @queue.task(name=Name.SEND, timeout=Limit.LONG)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    await db.use_plugin(queue)
+    assert (queue.queue, double.name) == ("blue/mails", "send.mail")
+    calls = await double.enqueue_many([{"n": n} for n in range(count)])
+    assert [await each.result(timeout=30) for each in calls] == [2 * n for n in range(count)]
+    data = [{"n": n} for n in range(count)]
+    ids = await queue.enqueue_many(data, task=Name.SEND, timeout=Limit.LONG, delay=3600)
+    info = await queue.get(ids[0])
+    assert info is not None
+    assert info.task == "send.mail"
+    first = await queue.enqueue({"n": 1}, task="send.mail", key="once", delay=3600)
+    assert await queue.enqueue({"n": 1}, task=Name.SEND, key=Name.KEY) == first
 
 
 async def test_a_parameter_may_have_any_name() -> None:
