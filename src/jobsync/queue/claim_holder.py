@@ -43,6 +43,8 @@ __all__ = ["ClaimHolder", "ClaimedBatch"]
 
 _GATHER = 2.0
 """Seconds for which settlements are gathered at most where requests are billed."""
+_LAPSED_WAIT = 1.0
+"""Seconds until the next look at lapsed claims, if nothing could be ended."""
 _DEFAULT_RETRIES = Retries()
 
 
@@ -170,9 +172,12 @@ class ClaimHolder(ABC):
         self.on_claimed(deliveries)
         self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
-            self.on_ended(ended := await self._end_lapsed())
-            if ended:
+            if ended := await self._end_lapsed():
+                self.on_ended(ended)
                 claimed = self._note_ended(claimed)
+            else:
+                # Others have ended them, or somebody has written a row whose claims have no end.
+                claimed = msgspec.structs.replace(claimed, lapse=_LAPSED_WAIT)
         return ClaimedBatch(claimed, deliveries)
 
     def _find_tasks(self) -> frozenset[str] | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from queue_locations import SqliteQueues
+from waiting import now, until
 
-from jobsync import Components, Event
+from jobsync import Components, Database, Event, QueuePlugin
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.sql.sqlite_places import SQL
@@ -224,3 +225,29 @@ async def test_statements_use_an_index(
     steps = [row[-1] for row in rows]
     assert [step for step in steps if index in f"{step} "], steps
     assert not [step for step in steps if step in {"SCAN c", "SCAN jobsync_claim"}]
+
+
+async def test_a_claim_that_cannot_be_ended_is_looked_at_now_and_then(
+    location: SqliteQueues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its count says that something is open, and its outcomes that nothing is.
+
+    Found: a worker claimed again and again, as fast as it could.
+    """
+    backend = await location.open("default/emails")
+    await backend.push(new_messages("a", "b"))
+    assert len(await claim(backend, session=OTHER)) == 2
+    location.execute("UPDATE jobsync_claim SET outcomes = 'cc', due = 1")
+    queue = QueuePlugin("emails", on_message=lambda _: None)
+    async with Database(f"sqlite:///{tmp_path / 'queues.db'}", plugins=[queue]):
+        worker, times = queue._get_backend(), []
+        end_claims = worker.end_claims
+
+        async def count(*args: Any, **options: Any) -> Any:
+            times.append(now())
+            return await end_claims(*args, **options)
+
+        monkeypatch.setattr(worker, "end_claims", count)
+        await until(lambda: len(times) >= 6, "it looks again")
+    # At the start there are other reasons to look, too.
+    assert times[5] - times[0] > 1

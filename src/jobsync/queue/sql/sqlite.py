@@ -78,6 +78,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         self._is_idle = False
         self._has_foreign: defaultdict[tuple[Any, bool], bool] = defaultdict(lambda: True)
         """Whether there may be delays of another boot, by what the claims want."""
+        self._has_foreign_claims = True
+        """Whether there may be claims of another boot, which have lapsed."""
         self._unsettled = UnsettledClaims()
         self.transactions = open_transactions(
             access, self.topic, self._unsettled, self._read_delay_time, limits.group_concurrency
@@ -168,6 +170,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         wanted = (tasks, request.is_plain)
         names = ("outlook", "has_waiting"), ("task_outlook", "has_waiting_tasks")
         look, find_waiting = names[wanted != ((), True)]
+        await self._look_for_foreign_claims()
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
             parameters.update(self._read_delay_time())
@@ -199,14 +202,20 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
             self._has_foreign[wanted] = outlook[-1]
             claimed = self._build_result([], outlook, is_more=False)
             # Whether a limit keeps suspects from being claimed is seen by a claim only.
-            is_limited = counted is not None and claimed.suspects
-            if not (outlook[0] or outlook[-1] or is_limited):
+            if not (outlook[0] or outlook[-1] or (counted is not None and claimed.suspects)):
                 return claimed
         claimed = await self._write_repeatable(work)
         self._is_idle = not claimed.more
         if claimed.rows:
             self._unsettled.add(request.claim, claimed.rows)
         return claimed
+
+    async def _look_for_foreign_claims(self) -> None:
+        """Look until there are none: no others follow. Newer ones may seem to lapse before them."""
+        if self._has_foreign_claims:
+            parameters = {"queue": self.queue, "boot": self._since_boot()[0]}
+            ((found,),) = await self._access.read(SQL["has_foreign_claims"], parameters)
+            self._has_foreign_claims = bool(found)
 
     def _build_result(
         self, rows: list[ClaimedRow], outlook: Sequence[Any], *, is_more: bool
@@ -216,7 +225,8 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         delays = [time - delay_now for time in (due, suspect_due) if time is not None]
         if has_foreign:
             delays.append(0.0)
-        lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
+        is_over = lapse_boot != boot or self._has_foreign_claims
+        lapses_in = None if lapse is None else (0.0 if is_over else lapse - mono)
         return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in, is_more)
 
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:

@@ -505,6 +505,12 @@ VALUES (
 )
 ON CONFLICT DO NOTHING;
 
+-- name: has_foreign_claims
+-- Whether there are claims of another boot.
+SELECT EXISTS (
+  SELECT 1 FROM jobsync_claim WHERE queue = :queue AND open > 0 AND {is_known} AND boot <> :boot
+);
+
 -- name: find_lapsed
 -- Claims that have lapsed, and those of dead sessions.
 SELECT {claim_row} FROM jobsync_claim
