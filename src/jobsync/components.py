@@ -56,18 +56,16 @@ class Ids:
         return f"{self._millis()}-{self._hex(6)}"
 
     def records(self, count: int) -> list[str]:
-        """Return sorted ids for new records: UUIDs (version 7), which sort by time."""
+        """Return sorted ids for new records: UUIDs (version 7), which sort by time.
+
+        Random bits are drawn once: the ids of a call are in succession.
+        """
         stamp = int(self._clock.wall().seconds * 1000).to_bytes(6, "big").hex()
-        drawn = self._randomness.bytes(_UUID_BYTES * count).hex()
+        drawn = self._hex(_UUID_BYTES)
         # "7" is the version; of the digit after the next dash only two bits are random.
-        start = f"{stamp[:8]}-{stamp[8:]}-7"
-        ids = [
-            f"{start}{drawn[i : i + 3]}-{_VARIANT[drawn[i + 3]]}"
-            f"{drawn[i + 4 : i + 7]}-{drawn[i + 7 : i + 19]}"
-            for i in range(0, 2 * _UUID_BYTES * count, 2 * _UUID_BYTES)
-        ]
-        ids.sort()
-        return ids
+        start = f"{stamp[:8]}-{stamp[8:]}-7{drawn[:3]}-{_VARIANT[drawn[3]]}{drawn[4:7]}-"
+        first = min(int(drawn[7:19], 16), 16**12 - count)
+        return [f"{start}{number:012x}" for number in range(first, first + count)]
 
     def _millis(self) -> str:
         # 13 digits hold every instant from 2001 to 2286 at one width.

@@ -87,3 +87,20 @@ async def test_record_ids_are_uuids_that_sort_by_time(ids: Ids, clock: Clock) ->
         (7, uuid.RFC_4122)
     }
     assert [str(uuid.UUID(name)) for name in both] == both
+
+
+def test_record_ids_fit_after_the_highest_random_number(clock: Clock) -> None:
+    """They count up to it."""
+
+    class Highest(SystemRandomness):
+        def bytes(self, count: int) -> bytes:
+            return b"\xff" * count
+
+    names = Ids(clock, Highest()).records(3)
+    assert [name[-12:] for name in names] == ["fffffffffffd", "fffffffffffe", "ffffffffffff"]
+    assert [str(uuid.UUID(name)) for name in names] == names
+
+
+def test_two_calls_in_the_same_instant_have_different_ids(ids: Ids) -> None:
+    """Each draws bits of its own: they differ before the digits that are counted."""
+    assert not {name[:-12] for name in ids.records(3)} & {name[:-12] for name in ids.records(3)}

@@ -28,7 +28,7 @@ MESSAGE_FORMAT = 3
 """The format of messages of tasks, and the highest that this code understands."""
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message to push."""
 
     id: str

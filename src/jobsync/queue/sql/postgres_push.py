@@ -81,11 +81,13 @@ class CopyRows:
 
     def _build_part(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> bytes:
         queue, tasks = self._queue, self._tasks
-        # A ready message has no due time. Of the characters to escape, JSON has only backslashes.
+        # A ready message has no due time, and is enqueued now by the server's clock. Of the
+        # characters to escape, JSON has only backslashes.
         rows = [
-            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\t"
+            f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\tnow\t"
             f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
-            f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
+            f"{_NULL if message.timeout is None else float(message.timeout)}\t"
+            f"{tasks[message.task]}\n"
             for message, payload in zip(new_messages, payloads, strict=True)
         ]
         return "".join(rows).encode()

@@ -16,6 +16,7 @@ import asyncio
 import os
 import select
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, LiteralString, TypeVar
 from weakref import finalize
 
@@ -252,10 +253,13 @@ class PostgresConnection(AsyncConnection[TupleRow]):
             self._watch(wanted)
         except StopIteration as end:
             result.set_result(end.value)
-        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
+        except BaseException as error:
+            # The waiting caller gets it, also what a user's data raises while they are encoded.
             result.set_exception(error)
             # Retrieved here, because the caller may just have been cancelled.
             result.exception()
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
 
     def _watch(self, wanted: Wait) -> None:
         if not self._is_watching:
@@ -290,9 +294,12 @@ class PostgresConnection(AsyncConnection[TupleRow]):
 def _copy_rows(connection: PGconn, statement: bytes, rows: Iterable[bytes]) -> PQGen[None]:
     """The exchange of a COPY. Nothing is written if it ends early."""
     connection.send_query(statement)
+    yield from generators.send(connection)
+    # A part is built while the server prepares, or stores those before.
+    parts = iter(rows)
+    first = next(parts, b"")
     _check_results((yield from generators.execute(connection)))
-    # The server stores a part while the next one is built.
-    for part in rows:
+    for part in chain([first], parts):
         view = memoryview(part)
         for start in range(0, len(part), _COPY_PART):
             # It refuses what it has no memory for until more is sent.
