@@ -336,10 +336,14 @@ def ends_what_is_to_be_kept(patch: pytest.MonkeyPatch) -> None:
     """A worker ends claims that it still uses."""
 
     async def end_claims(
-        self: PagesBackend, place: str, dead: Collection[str], keep: Collection[str]
+        self: PagesBackend,
+        place: str,
+        dead: Collection[str],
+        keep: Collection[str],
+        **options: bool,
     ) -> Any:
         del keep
-        return await was(self, place, dead, ())
+        return await was(self, place, dead, (), **options)
 
     was = PagesBackend._end_claims
     patch.setattr(PagesBackend, "_end_claims", end_claims)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fleets import BilledStore
 from job_fleet import BEAT, DAY, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
+from waiting import until
 
 from jobsync.core.pins import Pin
 from jobsync.jobs.registration import NameTaken
@@ -688,6 +689,7 @@ async def settings_duel(world: World) -> None:
                     link.weather = Weather(latency=0.5)
                 await asyncio.sleep(world.dice.uniform(1, 5))
         await asyncio.sleep(2 * BEAT)
+        await until(lambda: bool(fleet.owners), "one gets in", 2 * BEAT, invariant="TL1")
         owners = set(fleet.owners.values())
         require(len(owners) == 1, "TL1", f"{owners or 'nobody'} got in")
         for machine in machines:

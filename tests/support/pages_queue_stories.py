@@ -55,6 +55,10 @@ _MOVED = 30.0
 """Seconds within which a move is finished that its process has given up."""
 _ON_TIME = 7.0
 """Seconds after its delay within which a message is handled: the bell is read every five."""
+_AFTER_SHARED_LAPSE = AFTER_LAPSE + 20.0
+"""Seconds after which a claim is over in a page that others change: its watchers read it late."""
+_TOLERATED = 20.0
+"""Seconds by which clocks may differ without a veto."""
 _RETENTION = 800.0
 """Seconds between two removals of what was finished, and a beat."""
 
@@ -112,6 +116,18 @@ def _strike_first_move(world: World, strike: Any) -> list[Node]:
 async def watched_apart(world: World) -> None:
     """Two workers share a page, and one stops to renew: its claims lapse beside the renewals."""
     await run_strike(world, strikes.block, AFTER_LAPSE + 10.0, duration=60.0)
+
+
+@on_pages
+async def blocks(world: World) -> None:
+    """Code blocks the main thread of a process that shares a page: its claims lapse."""
+    await run_strike(world, strikes.block, _AFTER_SHARED_LAPSE)
+
+
+@on_pages
+async def leave(world: World) -> None:
+    """A deployment, in which one process may have taken the whole page."""
+    await queue_stories.leave(world, busy=3)
 
 
 @on_pages
@@ -291,9 +307,8 @@ async def damaged(world: World) -> None:
     require(left is not None and left.seq == record.seq + 1, "Q17", "it was changed or removed")
 
 
-@on_pages
-async def delays(world: World) -> None:
-    """Delays are as long as requested where clocks agree, whatever the server's clock shows."""
+async def start_delayed(world: World) -> QueueFleet:
+    """Start a fleet whose clocks agree, and push 40 messages with delays."""
     fleet = start_fleet(world)
     batches = [
         Batch(
@@ -312,13 +327,35 @@ async def delays(world: World) -> None:
         node.clock.rate, node.clock.skew = 1.0, 0.0
     await sending
     await asyncio.sleep(world.dice.uniform(0, 20))
+    return fleet
+
+
+@on_pages
+async def delays(world: World) -> None:
+    """Delays are as long as requested where clocks agree, though the server's is a little wrong."""
+    fleet = await start_delayed(world)
     clock = fleet.store.clock
     assert isinstance(clock, NodeClock)
-    clock.step_wall(world.dice.choice((-HOUR, HOUR / 2)))
+    clock.step_wall(world.dice.choice((-_TOLERATED, _TOLERATED)))
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
     fleet.expect_handled_once()
     fleet.expect_on_time(_ON_TIME)
+
+
+@on_pages
+async def server_clock_is_wrong(world: World) -> None:
+    """Then no machine can know when a delay is over: all is handled when it has been corrected."""
+    fleet = await start_delayed(world)
+    clock = fleet.store.clock
+    assert isinstance(clock, NodeClock)
+    step = world.dice.choice((-HOUR, HOUR / 2))
+    clock.step_wall(step)
+    await asyncio.sleep(world.dice.uniform(0, 3 * MINUTE))
+    clock.step_wall(-step)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
 
 
 @on_pages
@@ -372,10 +409,12 @@ async def newest_first(world: World) -> None:
     await asyncio.sleep(4 * _SKEW)
     worker = fleet.add_worker("a")
     await sending
-    await strikes.cut([worker], world.dice.uniform(1, 10))
+    seconds = world.dice.uniform(1, 10)
+    await strikes.cut([worker], seconds)
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
-    fleet.expect_newest_first(2 * _ON_TIME)
+    # A worker that is cut off sees nothing.
+    fleet.expect_newest_first(seconds + 2 * _ON_TIME)
 
 
 @on_pages
@@ -455,6 +494,8 @@ def __getattr__(name: str) -> Story:
 
 OWN_STORIES = (
     watched_apart,
+    blocks,
+    leave,
     killed_while_moving,
     dropped_while_moving,
     sleeps_while_moving,
@@ -465,6 +506,7 @@ OWN_STORIES = (
     settled_late,
     damaged,
     delays,
+    server_clock_is_wrong,
     clocks_jump,
     newest_first,
     retained,

@@ -428,7 +428,10 @@ _PRODUCER_OPTIONS = {
     "skip_cold_start",
     "order",
     "group_concurrency",
+    "completed_ttl",
+    "dead_ttl",
 }
+"""Those that a producer needs, which may lead the queue."""
 
 
 class Batch:

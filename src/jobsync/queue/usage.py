@@ -116,14 +116,16 @@ def estimate_usage(
     _check_number("messages_per_page", messages_per_page)
     _check_number("days", days)
     pages = messages_per_day / messages_per_page
-    renewals = math.floor(seconds_per_page / (visibility / 3))
+    interval = visibility / 3
+    renewals = math.floor(seconds_per_page / interval)
+    watching = min(pages * seconds_per_page, _DAY) / interval
     rings = min(pages, _DAY / RING_INTERVAL)
     page = RequestCounts(puts=3 + renewals, gets=3)
     return UsageEstimate(
         days=days,
         sessions=_count_sessions(workers, heartbeat).times(days),
         bell=RequestCounts(puts=rings, gets=workers * _DAY / READ_INTERVAL).times(days),
-        looking=_count_looks(workers, pages, seconds_per_page, visibility).times(days),
+        looking=_count_looks(workers, pages, renewals, watching).times(days),
         pages=page.times(pages * days),
     )
 
@@ -148,10 +150,15 @@ def _count_sessions(workers: int, heartbeat: Seconds) -> RequestCounts:
     return followers + leader
 
 
-def _count_looks(
-    workers: int, pages: float, seconds: Seconds, visibility: Seconds
-) -> RequestCounts:
-    """Return the listings and tickets of a day."""
+def _count_looks(workers: int, pages: float, renewals: int, watching: float) -> RequestCounts:
+    """Return the requests of a day that look for pages and watch claims.
+
+    Args:
+        workers: how many there are.
+        pages: how many there are.
+        renewals: how often the claims of a page are renewed.
+        watching: how often each of those who watch claims looks.
+    """
     heard = min(pages, _DAY / RING_INTERVAL, _DAY / READ_INTERVAL)
     has_ticket = workers - 1 >= MIN_READERS
     looks = _LOOKS * heard
@@ -164,11 +171,12 @@ def _count_looks(
         followers = RequestCounts(lists=looks).times(workers - 1)
     # Nobody watches the claims of its own process.
     watchers = 0 if workers == 1 else 2
-    watching = min(pages * seconds, _DAY) / (visibility / 3)
     is_busy = pages > 0
     regular = _DAY / (WHOLE_LISTING if is_busy else QUIET_LISTING)
     regular = max(0.0, regular - looks - watching)
     drops = 3 * _DAY / _DROP_INTERVAL if is_busy else 2 * _DAY / TRUSTING_LISTING
     alone = (workers - 1) * _DAY / (TRUSTING_LISTING if has_ticket else IDLE_LISTING)
-    own = RequestCounts(lists=watchers * watching + regular + drops + alone)
+    own = RequestCounts(
+        gets=watchers * pages * renewals, lists=watchers * watching + regular + drops + alone
+    )
     return coordinator + followers + own

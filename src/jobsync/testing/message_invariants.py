@@ -9,7 +9,8 @@ A message makes only these transitions:
     nothing ──▶ ready, waiting               by a push, all messages of a batch at once
     ready, waiting ──▶ claimed               when it is due; adds one delivery
     waiting ──▶ waiting                      after a reboot: its delay counts from the new boot
-    claimed ──▶ claimed                      extended, by the holder of that claim
+    claimed ──▶ claimed                      extended, by the holder of that claim; or ended as
+                                             below and claimed again, by one write of a page
     claimed ──▶ any other                    settled, by the holder of that claim
     claimed ──▶ waiting, dead                ended, if it has lapsed or its session is dead
     ready, waiting, claimed ──▶ cancelled    from outside
@@ -94,7 +95,8 @@ def _check_change(step: MessageTransition, before: RowDetails) -> Iterator[Messa
             check = _check_claim if state == "claimed" else _check_wait
             yield from check(step, before)
         case "claimed", "claimed":
-            yield from _check_extension(step, before)
+            is_same = after["claim"] == before["claim"] and not step.increase("deliveries")
+            yield from (_check_extension if is_same else _check_takeover)(step, before)
         case "claimed", "waiting" | "completed" | "cancelled" | "dead":
             yield from (_check_settlement if step.settlement else _check_end)(step, before)
         case "dead" | "cancelled", "waiting" | "blocked":
@@ -241,9 +243,6 @@ def _find_delay(row: RowDetails, now: RowDetails) -> float:
 
 def _check_extension(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after = step.after
-    if after["claim"] != before["claim"] or step.increase("deliveries"):
-        yield "Q4", f"claimed while the claim of {before['session']} was valid"
-        return
     is_changed = step.increase("returned") or step.increase("errors")
     if is_changed or after["session"] != before["session"]:
         yield "Q10", "an extension changes only the deadline"
@@ -253,6 +252,33 @@ def _check_extension(step: MessageTransition, before: RowDetails) -> Iterator[Me
         yield "Q10", "extended by another call"
     elif not step.has_receipt:
         yield "Q5", "extended by a stale receipt"
+
+
+def _check_takeover(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
+    """Check a claim that ends and makes room for another one at once."""
+    after, request = step.after, step.request
+    if not _is_over(step, before):
+        yield "Q4", f"claimed while the claim of {before['session']} was valid"
+        return
+    was_alone = bool(before["suspect"])
+    if was_alone and step.is_last_attempt:
+        yield "Q6", "claimed although its attempts are used up"
+    if step.increase("deliveries") != 1 or step.increase("returned") != (0 if was_alone else 1):
+        yield "Q6", "an ended claim and a new one add one delivery"
+    if step.increase("errors") != 1:
+        yield "Q12", "an ended claim adds one error"
+    if not after["claim"] or after["claim"] == before["claim"]:
+        yield "Q5", "its claim has no id of its own"
+    is_unaware = step.is_by("claim") and request is not None and not request["suspects"]
+    if is_unaware or not after["suspect"]:
+        yield "Q11", "a message whose claim was ended is a suspect"
+
+
+def _is_over(step: MessageTransition, before: RowDetails) -> bool:
+    """Whether a claim had lapsed, or its session was dead."""
+    now = step.after["now"]
+    has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
+    return has_lapsed or before["session"] in step.dead_sessions
 
 
 def _check_settlement(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
@@ -282,9 +308,7 @@ def _check_settlement(step: MessageTransition, before: RowDetails) -> Iterator[M
 
 def _check_end(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
-    now = after["now"]
-    has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
-    if not has_lapsed and before["session"] not in step.dead_sessions:
+    if not _is_over(step, before):
         yield "Q13", f"the claim of {before['session']}, which is live, ended before it lapsed"
     if not step.is_by("end_claims"):
         yield "Q10", "its claim was ended by another call"

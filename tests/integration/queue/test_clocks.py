@@ -120,20 +120,30 @@ async def test_after_a_reboot_the_wall_clock_decides_within_the_delay(
 
 
 @pytest.mark.parametrize("step", [-DAY, 0.0, DAY])
+@pytest.mark.parametrize("is_newer_there", [False, True])
 async def test_after_a_reboot_all_claims_have_lapsed(
-    start: "Start", clock: FakeClock, step: float
+    start: "Start", clock: FakeClock, step: float, *, is_newer_there: bool
 ) -> None:
-    """Whatever the clocks say: no process of the earlier boot is left."""
+    """Whatever the clocks say: no process of the earlier boot is left.
+
+    A claim that was made since, which lapses earlier by its time, hides none of them.
+    """
     before = await start()
     await push(before, "a")
     await clock.sleep(HOUR)
     assert len(await claim(before)) == 1
     reboot(clock, step=step)
     after = await start()
-    claimed = await after.claim(100, session="other", visibility=10 * DAY)
-    assert claimed.lapse is not None
-    assert claimed.lapse <= 0
+    if is_newer_there:
+        await push(after, "b")
+        assert len(await claim(await start())) == 1
+    for _ in range(2):
+        claimed = await after.claim(100, session="other", visibility=10 * DAY)
+        assert claimed.lapse is not None
+        assert claimed.lapse <= 0
     assert [ended.id for ended in await after.end_claims()] == ["a"]
+    left = await after.claim(100, session="other", visibility=10 * DAY)
+    assert left.lapse == (10 * DAY if is_newer_there else None)
 
 
 async def test_what_is_left_of_a_delay_is_computed_once(start: "Start", clock: FakeClock) -> None:

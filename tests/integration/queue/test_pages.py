@@ -17,7 +17,8 @@ from jobsync.core.clock import SystemClock
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.pages.backend import PagesBackend
-from jobsync.queue.pages.page import PageMark
+from jobsync.queue.pages.page import PageMark, name_page
+from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.stores.contract import Change, Head, Outcome, Put, Record, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.settling import SettlingStore
@@ -828,6 +829,55 @@ async def test_a_claim_that_nobody_renewed_for_an_hour_is_ended_at_first_sight(
     assert claimed.lapse == 0
     assert [each.id for each in await third.end_claims()] == [message.id]
     assert ids(await claim(third, suspects=True)) == [message.id]
+
+
+@pytest.mark.parametrize("pages", [10, 70])
+async def test_a_claim_in_a_page_that_others_change_is_seen_to_lapse(
+    location: PagesQueues, pages: int
+) -> None:
+    """However many pages before it are renewed: 32 are read at a time, and each has its turn.
+
+    Found: the first 32 were read again and again, and a page behind them never.
+    """
+    _, busy = await open_counting(location)
+    _, killed = await open_counting(location)
+    _, watcher = await open_counting(location)
+    for page in range(pages):
+        await busy.push(new_messages(page))
+        location.clock.ahead += 1
+    held: list[Message] = []
+    while len(held) < pages:
+        held += await claim(busy, pages - len(held))
+    looks = 5 + -(-pages // 32)
+    await busy.push(new_messages("lost", *(f"of-others-{look}" for look in range(looks))))
+    location.clock.ahead += 1
+    assert ids(await claim(killed, 1, session="worker-3.c")) == ["id-lost"]
+    ended: list[str] = []
+    for look in range(looks):
+        location.clock.ahead += 10
+        assert all(await busy.extend([each.receipt for each in held], 30))
+        # A process that sees the page only once.
+        _, peer = await open_counting(location)
+        taken = await claim(peer, 1, session=f"worker-4{look}.p")
+        assert ids(taken) == [f"id-of-others-{look}"]
+        assert await settle_all(peer, taken) == [True]
+        await watcher.claim(0, session=OTHER, visibility=30)
+        ended += [each.id for each in await watcher.end_claims()]
+    assert ended == ["id-lost"]
+
+
+async def test_pages_whose_names_are_late_are_found_by_a_machine_whose_clock_is_ahead(
+    location: PagesQueues,
+) -> None:
+    """What is passed over counts from the server's time, with the same margin for slow pushes."""
+    server = location.clock.wall().seconds
+    names = {seconds: f"0/{name_page(server - seconds, 'x')}" for seconds in (60, 20, 5)}
+    done = [ListedPage(names[s], "1", PageMark.DONE, server - s, server) for s in names]
+    _, worker = await open_counting(location)
+    for ahead in (0, 25):
+        location.clock.ahead = ahead
+        worker._finder._advance_frontiers(done)
+        assert worker._finder._frontiers == {"5": names[20]}
 
 
 async def test_a_long_claim_is_not_ended_after_an_hour(location: PagesQueues) -> None:

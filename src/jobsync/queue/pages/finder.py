@@ -16,10 +16,12 @@ So two workers seldom conflict, and one worker alone takes the oldest first, or 
 queue is so ordered.
 """
 
+import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from jobsync.coordination.role import worker_of
 from jobsync.core.clock import Seconds
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.known_pages import (
@@ -28,6 +30,7 @@ from jobsync.queue.pages.known_pages import (
     LATE,
     READABLE,
     WATCHED,
+    HeldPage,
     KnownPage,
     KnownPages,
     may_have,
@@ -140,6 +143,11 @@ class PageFinder(KnownPages):
         if self._is_complete and not is_news:
             self.unannounced += len(fresh.keys() - self._known.keys())
         self._replace({**fresh, **beyond, **recent}, is_complete=is_end)
+        self._held = {
+            page.place: self._held.get(page.place) or HeldPage(now, now)
+            for page in listed
+            if page.mark in HELD
+        }
         self._old = await self._find_old(listed)
         self._has_found = any(map(_may_have_any, listed))
         self.plan.end(is_listed=True, is_whole=is_whole and is_end)
@@ -219,8 +227,10 @@ class PageFinder(KnownPages):
         self._has_found = any(map(_may_have_any, listed))
         self.plan.end(is_settled=ticket.is_settled, is_listed=False, is_whole=False)
 
-    def _advance_frontiers(self, listed: Iterable[ListedPage]) -> None:
-        latest = self._clock.wall().seconds - LATE
+    def _advance_frontiers(self, listed: Sequence[ListedPage]) -> None:
+        # By the server's clock, too: if this machine's is ahead, pages still to come seem done.
+        written = [page.written_at for page in listed if page.written_at is not None]
+        latest = min(self._clock.wall().seconds, max(written, default=math.inf)) - LATE
         reached: dict[str, str] = {}
         stopped: set[str] = set()
         for page in listed:
@@ -256,9 +266,16 @@ class PageFinder(KnownPages):
         return self._old.get(place, 0.0)
 
     async def _read_unclear(self) -> None:
-        now, still_time = self._pages.judge_delays(), self._pages.visibility / 3
+        """Read pages that do not say what they have, and those whose claims are to be watched.
+
+        Those are pages with claims for a while. First come those that stand still. Others change,
+        perhaps because one of several workers renews its claims, which says nothing of the rest.
+        """
+        now, mono = self._pages.judge_delays(), self._clock.mono()
+        still_time = self._pages.visibility / 3
         is_follower = self._tickets.duty is WatchDuty.FOLLOWER
         unclear: dict[str, str | None] = {}
+        changing: dict[str, HeldPage] = {}
         for place, (listed, _) in self._known.items():
             if self._find_open(place) or self._pages.is_unusable(place, listed.version):
                 continue
@@ -270,6 +287,13 @@ class PageFinder(KnownPages):
                 unclear[place] = listed.version
                 if len(unclear) >= _READ_AT_ONCE:
                     break
+            elif (held := self._held.get(place)) and mono - held.since >= still_time:
+                changing[place] = held
+        # However many there are, each has its turn.
+        longest_ago = sorted(changing, key=lambda place: changing[place].read)
+        for place in longest_ago[: _READ_AT_ONCE - len(unclear)]:
+            unclear[place] = self._known[place].listed.version
+            changing[place].read = mono
         await self._pages.read(unclear)
 
     def choose(self, wanted: Claimant, count: int, *, is_contended: bool) -> "PageChoice":
@@ -283,7 +307,9 @@ class PageFinder(KnownPages):
         since = self._clock.mono() + -_PEER_TIME
         peers = {peer: seen for peer, seen in self._pages.peers.items() if seen >= since}
         self._pages.peers = peers
-        workers = sorted({wanted.session, *peers})
+        # Earlier sessions of this worker claim nothing any more.
+        own = worker_of(wanted.session)
+        workers = sorted({wanted.session, *(peer for peer in peers if worker_of(peer) != own)})
         mine: dict[str, str | None] = {}
         others: dict[str, str | None] = {}
         exhausted: list[str] = []

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.queue.pages.changes import Outlook, find_outlook
@@ -21,7 +23,7 @@ from jobsync.queue.pages.tickets import MAX_PAGES, Ticket, TicketReader, WatchDu
 from jobsync.queue.settings import QueueOrder
 from jobsync.stores.contract import BURIAL_AGE
 
-__all__ = ["FIRST_PLAIN", "LATE", "KnownPage", "KnownPages", "may_have"]
+__all__ = ["FIRST_PLAIN", "LATE", "HeldPage", "KnownPage", "KnownPages", "may_have"]
 
 FIRST_PLAIN, _LAST_PLAIN = f"{LIVE_LANE}/{PLAIN_CLASS}", f"{LIVE_LANE}/{PLAIN_CLASS}~"
 """Before the first place without a priority, and after the last."""
@@ -59,6 +61,15 @@ class _Memo(NamedTuple):
     outlook: Outlook
 
 
+class HeldPage(msgspec.Struct, gc=False):
+    """A page that was listed with claims, in whatever version."""
+
+    since: Mono
+    """When it was first listed so."""
+    read: Mono
+    """When it was last read while it changed; likewise if it never was."""
+
+
 class KnownPages:
     """The pages of a queue in which there may be something to claim.
 
@@ -94,6 +105,8 @@ class KnownPages:
         """Whether everything that is not done is known."""
         self._old: dict[str, Seconds] = {}
         """Pages with claims that nobody renewed for an hour, with their age."""
+        self._held: dict[str, HeldPage] = {}
+        """Those that were listed with claims."""
         self._clock = components.clock
         self._known: dict[str, KnownPage] = {}
         self._finished: OrderedDict[str, Mono] = OrderedDict()

@@ -10,8 +10,8 @@ An observer that could not look for half that time counts again: the store was a
 had no chance to renew either. That does not apply to claims of its own process: what it still uses
 it renews or keeps, and nobody else may be there to end what it has lost.
 
-A listing is a look too: the same version has the same claims. So a page needs to be read only when
-its version has stood still for a while.
+A listing is a look too: the same version has the same claims. So a page is read only when its
+version has stood still for a while, or if it has had claims for as long, whoever changes it.
 """
 
 from collections.abc import Collection, Iterable
