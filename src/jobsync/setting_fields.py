@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -57,6 +57,11 @@ class Origin(msgspec.Struct, frozen=True):
 
 def fields(kind: Any) -> tuple[FieldInfo, ...]:
     """Return the fields of a settings type, or of its instance."""
+    return _find_fields(kind if isinstance(kind, type) else type(kind))
+
+
+@cache
+def _find_fields(kind: Any) -> tuple[FieldInfo, ...]:
     if not dataclasses.is_dataclass(kind):
         return msgspec.structs.fields(kind)
     return tuple(FieldInfo(f.name, f.name, f.type, f.default) for f in dataclasses.fields(kind))

@@ -16,6 +16,7 @@ mistyped names can be recognised.
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -348,9 +349,13 @@ def _check_table(place: str, value: Any) -> dict[str, Any]:
     return value
 
 
+# Every database and plugin reads the same file; what is read is not changed.
+_parse_toml = lru_cache(maxsize=4)(tomllib.loads)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except tomllib.TOMLDecodeError as error:

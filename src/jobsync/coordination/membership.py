@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -435,5 +436,11 @@ def describe_process(components: Components) -> dict[str, Json]:
         "host": platform.node(),
         "pid": os.getpid(),
         "since": components.clock.wall().seconds,
-        "version": version("jobsync-fleet"),
+        "version": _find_version(),
     }
+
+
+@cache
+def _find_version() -> str:
+    """Return the installed version. Finding it takes a millisecond: it reads a file."""
+    return version("jobsync-fleet")
