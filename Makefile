@@ -25,7 +25,7 @@ FULL := --scale=full --timeout=7200 -s
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format docs demo prove-stores prove-election prove-jobs prove-queue \
-  prove-retention prove-operate prove-death prove-scheduler prove-ttl certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
+  prove-retention prove-operate prove-death prove-scheduler prove-ttl prove-worlds certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-peers bench-compare clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ setup: ## create .venv with everything that the tests need; PYTHON=python3.13 cr
 	@PYTHON=$(PYTHON) bash scripts/setup $(VENV)
 
 test: setup ## all tests, on two cores; PYTHON=python3.13 runs them with that interpreter
-	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	bash scripts/with-temporary-files-in-memory $(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## ruff, mypy, pyright, import-linter
 	$(VENV)/bin/ruff check .
@@ -99,6 +99,9 @@ prove-ttl: setup ## 300 simulated hours of records that expire, then sweeps and 
 	@$(PY) tests/simulation/simulate.py records --hours 300 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(TTL) $(FULL) $(ARGS)
 
+prove-worlds: setup ## every simulated story, and every mutant that the simulated worlds must notice
+	$(PY) -m pytest tests/simulation -n 4 --dist loadfile --no-loadscope-reorder $(FULL) $(ARGS)
+
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
 	@for server in seaweed ministack ceph; do \
@@ -110,11 +113,11 @@ certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/integration/cli/test_doctor.py -k "ignores_conditions"
 
-simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue, queue-postgres, queue-pages, queue-places, queue-places-postgres, queue-outcomes, schedule or records
+simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue, queue-postgres, queue-pages, queue-places, queue-places-postgres, queue-outcomes, schedule, records or stories
 	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90
-	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),4) --at-least $(or $(AT_LEAST),0) $(ARGS)
+	@bash scripts/with-temporary-files-in-memory $(PY) tests/mutants/run.py --jobs $(or $(JOBS),4) --at-least $(or $(AT_LEAST),0) $(ARGS)
 
 api: setup ## rewrite the recorded public interface and the reference pages that the tests compare
 	@$(PY) tests/support/public_api.py

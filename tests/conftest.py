@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import postgres_schemas
 import proofs
 import pytest
 import servers
 from chance import FakeClock, SeededRandomness
+from file_order import take_turns
 from hypothesis import settings
-from left_out import ONLY_AT_FULL_SCALE
+from left_out import is_left_out
 
 from jobsync import Components
 from jobsync.components import Ids
@@ -42,11 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only runs at full scale."""
+    """Spread files that compute among those that wait; leave out what only runs at full scale."""
+    items[:] = take_turns(items)
     if config.getoption("--scale") == "full":
         return
     for item in items:
-        if item.nodeid.startswith(ONLY_AT_FULL_SCALE):
+        if is_left_out(item.nodeid):
             item.add_marker(pytest.mark.skip(reason="at full scale; see tests/support/left_out.py"))
 
 
@@ -153,7 +156,10 @@ def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
             case "sqlite":
                 return f"sqlite:///{tmp_path / f'{name}.db'}"
             case "postgres":
-                return f"{request.getfixturevalue('postgres').url}?schema={name}"
+                url = request.getfixturevalue("postgres").url
+                schema = postgres_schemas.take(url, name)
+                request.addfinalizer(lambda: postgres_schemas.give_back(url, schema))
+                return f"{url}?schema={schema}"
             case _:
                 return str(request.getfixturevalue("s3").url(BUCKET, name))
 

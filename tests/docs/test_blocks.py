@@ -50,12 +50,12 @@ def run_blocks(runner: PageRunner, page: str, runs: Sequence[tuple[Path, int, st
 
 @pytest.mark.parametrize("page", BLOCKS)
 def test_the_blocks_of_a_page_run_alone_in_order_and_again(
-    page: str, runner: PageRunner, tmp_path: Path
+    page: str, runner: PageRunner, tmp_path: Path, full_scale: bool
 ) -> None:
     """A block is a complete program, and no run of any block keeps it from running.
 
     Each runs in an empty folder. Those that leave files there then run in one folder, in order;
-    and all of these again.
+    and at full scale all of these again.
     """
     alone = [(tmp_path / str(line), line, text) for line, text in BLOCKS[page]]
     shared = tmp_path / "shared"
@@ -63,7 +63,7 @@ def test_the_blocks_of_a_page_run_alone_in_order_and_again(
         folder.mkdir()
     run_blocks(runner, page, alone)
     storing = [(shared, line, text) for folder, line, text in alone if any(folder.iterdir())]
-    for run in [] if page in ONCE else storing * 2:
+    for run in [] if page in ONCE else storing * (1 + full_scale):
         run_blocks(runner, page, [run])
 
 

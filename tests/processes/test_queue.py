@@ -100,12 +100,13 @@ async def test_nothing_is_lost_in_a_storm(
     Workers are killed, frozen and stopped; a server is restarted, and drops replies.
     """
     server = request.getfixturevalue("postgres") if kind == "postgres" else None
-    messages = 20_000 if full_scale else 2_000
+    # At least five seconds, and so a strike of each kind.
+    messages, seconds = (20_000, 0.002) if full_scale else (800, 0.25)
     seed = int(time.time()) if full_scale else SEED
     begun = now()
     async with QueueProcesses(url, tmp_path / "facts", concurrency=10, **TIMING) as processes:
         with Network(url, server) as (proxied, disturb):
-            options: dict[str, Any] = {"seconds": 0.002 if full_scale else 0.02, "url": proxied}
+            options: dict[str, Any] = {"seconds": seconds, "url": proxied}
             await processes.start(WORKERS, **options)
             producers = [
                 processes.add("push", messages=messages // PRODUCERS, url=proxied)

@@ -175,9 +175,15 @@ class Recordings:
         return self._tests[file]
 
     def _hash(self, file: str) -> str:
-        """Return the hash of a file as it was at first: a recording may take long."""
+        """Return the hash of a file as it was at first: a recording may take long.
+
+        With it, that of the JSON files beside it that it names, such as saved seeds.
+        """
         if file not in self._hashes:
-            content = (self._root / file).read_bytes()
+            path = self._root / file
+            content = path.read_bytes()
+            data = [each for each in path.parent.glob("*.json") if each.name.encode() in content]
+            content += b"".join(each.read_bytes() for each in sorted(data))
             self._hashes[file] = hashlib.sha256(content).hexdigest()[:16]
         return self._hashes[file]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 import obstore
-import psycopg
+import postgres_schemas
 from obstore.store import S3Store
 from psycopg import sql
 
@@ -98,7 +98,7 @@ class PostgresLocation:
     """
 
     def __init__(self, url: str, through: str = "") -> None:
-        self.schema = f"place {os.getpid()} {next(_numbers)}"
+        self.schema = postgres_schemas.take(url, f"place {os.getpid()} {next(_numbers)}")
         self._server = url
         self._through = through or url
 
@@ -122,15 +122,14 @@ class PostgresLocation:
         return rows[0][0] if rows else None
 
     def remove(self) -> None:
-        """Drop the schema with all its tables."""
-        self.execute("DROP SCHEMA IF EXISTS {} CASCADE")
+        """Delete everything."""
+        postgres_schemas.give_back(self._server, self.schema)
 
     def execute(self, statement: str, *parameters: Any, **named: Any) -> list[tuple[str | None]]:
         """Run a statement without the library; `{}` is the schema."""
         filled = sql.SQL(statement).format(sql.Identifier(self.schema))
-        with psycopg.connect(self._server, autocommit=True) as connection:
-            cursor = connection.execute(filled, named or parameters)
-            return cursor.fetchall() if cursor.description else []
+        cursor = postgres_schemas.connect(self._server).execute(filled, named or parameters)
+        return cursor.fetchall() if cursor.description else []
 
 
 class ObjectsLocation:

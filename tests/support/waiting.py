@@ -3,11 +3,14 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from jobsync.testing import InvariantBroken, Violation
 
-__all__ = ["TIMEOUT", "now", "until"]
+__all__ = ["TIMEOUT", "check_all", "now", "until"]
+
+T = TypeVar("T")
 
 TIMEOUT = 120.0
 """Seconds after which a test gives up. Nothing promises to be this fast or slow."""
@@ -52,3 +55,18 @@ async def until(
                 else AssertionError(problem)
             )
         await asyncio.sleep(interval)
+
+
+async def check_all(check: Callable[[T], Coroutine[Any, Any, None]], cases: Iterable[T]) -> None:
+    """Check cases that mostly wait, side by side; an error tells its case."""
+
+    async def check_one(case: T) -> None:
+        try:
+            await check(case)
+        except Exception as error:
+            error.add_note(f"in the case {case!r}")
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        for case in cases:
+            group.create_task(check_one(case))

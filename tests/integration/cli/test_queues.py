@@ -136,11 +136,12 @@ async def test_messages_are_browsed_by_state(url: str) -> None:
         assert {row["state"] for row in found} <= {state}
         for columns in (80, 160) if state == "dead" else (80,):
             lines = on_terminal(url, columns, *words)
-            assert max(map(len, lines)) <= columns
+            # Only a URL on a line of its own is not cut.
+            assert max(len(line) for line in lines if line.strip() != url) <= columns
             if found:
                 assert [line.split()[0] for line in lines[1:]] == [row["id"] for row in found]
             else:
-                assert lines[0].startswith("none in ")
+                assert " ".join(lines).startswith("none in ")
     # Of all live states together: one is claimed, and two wait.
     assert len(read_json(url, "queues", "browse", "emails", "--limit", "2")) == 2
     limited = ("queues", "browse", "emails", "--state", "dead", "--limit", "2")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler_stage import EVERY_SECOND, NEVER, Stage, run_scheduler
 from servers import Locate
-from waiting import until
+from waiting import check_all, until
 
 from jobsync import Corrupt, Database, Event, Invalid, Unavailable
 from jobsync.core.codec import MAX_VALUE, Json, encode
@@ -62,10 +62,13 @@ def two_jobs(calls: list[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("value", DAMAGED, ids=str)
 @pytest.mark.parametrize("record", ["progress", "edits/latest", "defined", "code/"])
-async def test_a_note_that_cannot_be_read_stops_no_job(url: str, record: str, value: Json) -> None:
+async def test_a_note_that_cannot_be_read_stops_no_job(locate: Locate, record: str) -> None:
     """It saves work only. A process starts, fires, and takes changes of operators."""
+    await check_all(lambda value: _check_note(locate("sqlite"), record, value), DAMAGED)
+
+
+async def _check_note(url: str, record: str, value: Json) -> None:
     calls: list[str] = []
     async with run_scheduler(url, two_jobs(calls)) as stage:
         await stage.scheduler.update_job("victim", description="so that there are edits")
@@ -81,20 +84,20 @@ async def test_a_note_that_cannot_be_read_stops_no_job(url: str, record: str, va
         await until(lambda: {*calls} == {"victim", "other"}, "both fire")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
+async def test_a_job_that_is_not_understood_stops_no_other(locate: Locate) -> None:
+    """Newer zone data or newer code may have written it. It is reported, and left as it is."""
+    damages: tuple[Json, ...] = (
         {"edits": {"timezone": "Mars/Olympus"}},
         {"edits": {"schedule": "whenever"}},
         {"edits": {"nonsense": 1}},
         {"edits": {"timeout": -1}},
         {"definition": {"schedule": "30 2 30 2 *"}},
         {"queued": [10**15]},
-    ],
-    ids=str,
-)
-async def test_a_job_that_is_not_understood_stops_no_other(url: str, damage: Json) -> None:
-    """Newer zone data or newer code may have written it. It is reported, and left as it is."""
+    )
+    await check_all(lambda damage: _check_damaged_job(locate("sqlite"), damage), damages)
+
+
+async def _check_damaged_job(url: str, damage: Json) -> None:
     calls: list[str] = []
     async with run_scheduler(url, two_jobs(calls)):
         await until(lambda: {*calls} == {"victim", "other"}, "both fire")

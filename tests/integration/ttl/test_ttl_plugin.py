@@ -158,7 +158,7 @@ async def test_cleaning_one_resource_leaves_the_others_alone(db: Database) -> No
     """What has expired elsewhere stays, and is found later."""
     ttl = TTLPlugin(resources=["a", "b"], default_ttl=60, cleanup_interval=3600, **FAST)
     await db.use_plugin(ttl)
-    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    await wait_for_first_sweep(ttl)
     resources = [await db.create_resource(name, SESSION) for name in "ab"]
     for resource in resources:
         await resource.insert_many(rows(-1, 3600))
@@ -197,6 +197,11 @@ async def test_what_does_not_fit_the_schema_is_refused_and_nothing_is_written(
     assert await sessions.count() == 1
 
 
+async def wait_for_first_sweep(ttl: TTLPlugin) -> None:
+    """Wait for the sweep of a new coordinator: it deals with records that a test looks for."""
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+
+
 def archive(source: str, target: str, **options: Any) -> TTLPlugin:
     """Return a plugin that archives the records of one resource."""
     rule = {"field": "at", "on_expire": "archive", "archive_resource": target}
@@ -232,6 +237,7 @@ async def test_an_archive_may_be_archived_in_turn(db: Database) -> None:
         **FAST,
     )
     await db.use_plugin(ttl)
+    await wait_for_first_sweep(ttl)
     orders = await db.create_resource("orders", {"at": "number"})
     await orders.insert({"id": "a", "at": 1})
     await ttl.cleanup_resource("orders")
@@ -272,7 +278,7 @@ async def test_a_sweep_that_is_cancelled_counts_what_it_has_done(locate: Locate)
     rule = {"on_expire": "callback", "callback": wait}
     ttl = TTLPlugin(resources={"sessions": rule}, batch_size=1, cleanup_interval=3600, **FAST)
     async with Database(locate("memory"), plugins=[ttl]) as database:
-        await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+        await wait_for_first_sweep(ttl)
         sessions = await database.create_resource("sessions", SESSION)
         await sessions.insert_many(rows(-3, -2, -1))
         ttl.on("plg:ttl:cleanup-completed", completed.append)
@@ -323,7 +329,7 @@ async def test_events_tell_what_has_expired(db: Database) -> None:
     seen: list[Event] = []
     ttl = TTLPlugin(resources=["sessions"], cleanup_interval=3600, **FAST)
     await db.use_plugin(ttl)
-    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    await wait_for_first_sweep(ttl)
     sessions = await db.create_resource("sessions", SESSION)
     await sessions.insert_many([{"id": "a", "expires_at": 5}, {"id": "b"}])
     db.events.on("plg:ttl:*", seen.append)
@@ -353,7 +359,7 @@ async def test_errors_are_reported_one_by_one_up_to_ten(db: Database) -> None:
     rule = {"on_expire": "callback", "callback": fail}
     ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=3600, **FAST)
     await db.use_plugin(ttl)
-    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    await wait_for_first_sweep(ttl)
     sessions = await db.create_resource("sessions", SESSION)
     await sessions.insert_many(rows(*([-1] * 15)))
     ttl.on("plg:ttl:cleanup-error", errors.append)
@@ -402,7 +408,7 @@ async def test_a_sweep_that_is_cut_short_by_the_end_says_so(locate: Locate, acti
     ttl = TTLPlugin(resources={"sessions": rule, "others": {"ttl": 5}}, **FAST)
     await database.use_plugin(ttl)
     await database.connect()
-    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    await wait_for_first_sweep(ttl)
     sessions = await database.create_resource("sessions", SESSION)
     await sessions.insert_many(rows(-1))
     sweep = asyncio.create_task(ttl.run_cleanup())
@@ -428,7 +434,7 @@ async def test_a_callback_cannot_start_a_sweep(locate: Locate) -> None:
     rule = {"on_expire": "callback", "callback": sweep_again}
     ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=3600, **FAST)
     async with Database(locate("memory"), plugins=[ttl]) as database:
-        await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+        await wait_for_first_sweep(ttl)
         sessions = await database.create_resource("sessions", SESSION)
         await sessions.insert_many(rows(-1))
         assert (await ttl.run_cleanup()).deleted == 1
@@ -560,7 +566,7 @@ async def test_a_resource_that_nobody_describes_expires_by_the_default(db: Datab
     """If it is described later with `expires_at`, that counts from then on."""
     ttl = TTLPlugin(resources=["notes"], default_ttl=3600, cleanup_interval=3600, **FAST)
     await db.use_plugin(ttl)
-    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    await wait_for_first_sweep(ttl)
     notes = await db.create_resource("notes")
     assert notes.definition.expiry == ExpiryRule(ttl=3600)
     await db.create_resource("notes", SESSION)

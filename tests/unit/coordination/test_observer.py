@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 from chance import FakeClock, SeededRandomness, StandingClock
 
 from jobsync import Components
@@ -81,11 +82,22 @@ class Trio:
         ]
         self.clock = clock
         self.running = running
-        self.store = MemoryStore(components=self.components[0])
+        self.store_clock = FakeClock()
+        self.store = MemoryStore(
+            components=msgspec.structs.replace(self.components[0], clock=self.store_clock)
+        )
         self.overtaken = OvertakenStore(self.store)
         self.session = Session(SessionOwner(self.store, self.components[0], TIMING, "worker-1"))
         self.heir = Observer(self.overtaken, self.components[1], TIMING)
         self.stranger = Observer(self.store, self.components[2], TIMING)
+
+    async def watch(self, seconds: float) -> None:
+        """Move all clocks, while both observers look each second."""
+        for _ in range(round(seconds)):
+            for clock in (self.clock, self.store_clock):
+                await clock.sleep(1)
+            await self.heir.check_all()
+            await self.stranger.check_all()
 
     async def meet(self) -> str:
         """Show the session to both observers; return its name."""
@@ -123,11 +135,7 @@ async def test_a_death_by_timeout_that_another_observer_writes_first_is_known_at
     """The same if nobody can see the process: otherwise its silence would be counted anew."""
     trio = Trio()
     victim = await trio.meet()
-    for _ in range(3):
-        trio.clock.mono_seconds += TIMING.heartbeat
-        trio.clock.wall_seconds += TIMING.heartbeat
-        await trio.heir.check_all()
-        await trio.stranger.check_all()
+    await trio.watch(TIMING.timeout)
     trio.overtaken.before_write = trio.stranger.declare_dead
     assert await trio.heir.declare_dead() == []
     assert trio.heir.is_dead(victim)
@@ -146,14 +154,23 @@ async def test_the_last_heartbeat_of_a_killed_process_delays_its_death_by_no_che
     assert (record.value["state"], record.value["beat"]) == ("dead", 1)
 
 
+async def test_a_session_is_dead_only_if_the_stores_clock_agrees() -> None:
+    """An observer whose clock runs fast has waited for less than the timeout."""
+    trio = Trio()
+    victim = await trio.meet()
+    trio.store_clock.mono_seconds -= 1
+    await trio.watch(TIMING.timeout)
+    assert await trio.heir.declare_dead() == []
+    assert not trio.heir.is_dead(victim)
+    await trio.watch(1)
+    assert await trio.heir.declare_dead() == [victim]
+
+
 async def test_a_heartbeat_at_the_last_moment_saves_a_session_that_runs() -> None:
     """A write that the store refuses is sent again only for a process that has ended."""
     trio = Trio()
     victim = await trio.meet()
-    for _ in range(3):
-        trio.clock.mono_seconds += TIMING.heartbeat
-        trio.clock.wall_seconds += TIMING.heartbeat
-        await trio.heir.check_all()
+    await trio.watch(TIMING.timeout)
     trio.overtaken.before_write = trio.session.heartbeat
     assert await trio.heir.declare_dead() == []
     assert not trio.heir.is_dead(victim)

@@ -76,6 +76,19 @@ def test_only_new_and_changed_test_files_are_recorded(root: Path, recordings: Re
     assert Recordings(root / "recordings", root).find_missing(TESTS) == [TESTS[1]]
 
 
+def test_a_test_file_is_recorded_again_if_its_data_have_changed(
+    root: Path, recordings: Recordings
+) -> None:
+    """They are in a file beside it, whose name it has."""
+    (root / TESTS[1]).write_text('load("seeds.json")', encoding="utf-8")
+    data = (root / TESTS[1]).with_name("seeds.json")
+    data.write_text("[1]", encoding="utf-8")
+    recordings.save(SourceIndex(root), TESTS, [])
+    assert Recordings(root / "recordings", root).find_missing(TESTS) == []
+    data.write_text("[1, 2]", encoding="utf-8")
+    assert Recordings(root / "recordings", root).find_missing(TESTS) == [TESTS[1]]
+
+
 def test_tests_that_run_a_block_are_chosen_the_specific_and_quick_first(
     root: Path, recordings: Recordings
 ) -> None:
