@@ -44,11 +44,11 @@ def check_choice(
 
 def check_seconds(
     field: str, value: object, *, is_zero_allowed: bool = True, most: Seconds = LONGEST_DELAY
-) -> None:
-    """Check a duration; by default it is 0 to 366 days."""
+) -> Seconds:
+    """Check a duration, by default 0 to 366 days; return it as a plain number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
-        return
+        return float(value)  # type: ignore[arg-type]
     wanted = "0" if is_zero_allowed else "more than 0"
     limit = f"{most:g} seconds" if most < _DAY else f"{most / _DAY:,.0f} days, in seconds"
     problem = f"must be {wanted} to {limit}"

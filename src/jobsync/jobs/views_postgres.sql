@@ -38,8 +38,11 @@ SELECT
   -- The leader is shown as the oldest node: that is how the guide finds it.
   CASE WHEN is_leader THEN least(joined, eldest - interval '1 microsecond') ELSE joined END
     AS created_on,
-  -- A death is written after a silence of one timeout.
-  CASE WHEN lives THEN heard ELSE coalesce(heard - timeout, told) END AS last_heartbeat,
+  -- A death is written after a silence of one timeout. A query may see what was written a moment
+  -- after it began: then no time has passed since.
+  least(
+    CASE WHEN lives THEN heard ELSE coalesce(heard - timeout, told) END, statement_timestamp()
+  ) AS last_heartbeat,
   CASE WHEN lives AND heard > clock_timestamp() - timeout THEN 'ACTIVE' ELSE 'DEAD' END AS status,
   stage, is_leader, is_observer, host, pid, incarnation, applied AS token_version
 FROM ordered;

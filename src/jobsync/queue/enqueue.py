@@ -57,7 +57,7 @@ def build_messages(
     delay, at = _read_delay(options), _read_time(options, resource.records.now())
     timeout = options.get("timeout")
     if timeout is not None:
-        check_seconds("timeout", timeout, is_zero_allowed=False)
+        timeout = check_seconds("timeout", timeout, is_zero_allowed=False)
     attempts = options.get("max_attempts")
     attempts = max_attempts if attempts is None else attempts
     check_max_attempts(attempts)
@@ -181,14 +181,13 @@ def _check_names(options: EnqueueOptions) -> None:
         if name not in known:
             hint = closest_name(name, known)
             fix = f"did you mean {hint}?" if hint else f"use {', '.join(known)}"
-            raise Invalid(name, value, "is no option of enqueue", fix)
+            raise Invalid(name, value, "is not an option of enqueue", fix)
 
 
 def _read_delay(options: EnqueueOptions) -> float:
     delay = options.get("delay", 0.0)
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    check_seconds("delay", seconds)
-    return seconds
+    return check_seconds("delay", seconds)
 
 
 def _read_time(options: EnqueueOptions, now: float) -> float | None:

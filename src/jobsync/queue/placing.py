@@ -76,9 +76,9 @@ def check_priority(priority: object, order: str) -> None:
 def _read_ttl(options: EnqueueOptions) -> float | None:
     ttl = options.get("key_ttl")
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-    if seconds is not None:
-        check_seconds("key_ttl", seconds, is_zero_allowed=False, most=LONGEST_DELAY)
-    return seconds
+    if seconds is None:
+        return None
+    return check_seconds("key_ttl", seconds, is_zero_allowed=False, most=LONGEST_DELAY)
 
 
 def _name(field: str, option: str | Callable[[Any], str] | None, message: NewMessage) -> str | None:

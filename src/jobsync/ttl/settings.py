@@ -144,13 +144,15 @@ def _parse_resource(
         if option in given and strategy != on_expire:
             fix = f"write on_expire={strategy!r}, or leave it out"
             raise Invalid(f"{place}.{option}", given[option], f"has no effect on {on_expire}", fix)
-    for option in ("field", "delete_field", "archive_resource"):
-        if not isinstance(given.get(option, "text"), str) or given.get(option) == "":
+    for option in [each for each in ("field", "delete_field", "archive_resource") if each in given]:
+        text = plain_text(given[option])
+        if not text:
             raise Invalid(f"{place}.{option}", given[option], "must be text", "write a name")
+        given[option] = text
     ttl = given.get("ttl")
     if ttl is not None:
         ttl = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        check_seconds(f"{place}.ttl", ttl, is_zero_allowed=False, most=LONGEST_TTL)
+        ttl = check_seconds(f"{place}.ttl", ttl, is_zero_allowed=False, most=LONGEST_TTL)
     keep_original_id = given.get("keep_original_id", False)
     if not isinstance(keep_original_id, bool):
         field = f"{place}.keep_original_id"
@@ -162,7 +164,7 @@ def _parse_resource(
         _check_callback(f"{place}.callback", callback)
     parsed = ExpiryOptions(
         resource=name,
-        ttl=None if ttl is None else float(ttl),
+        ttl=ttl,
         default_ttl=settings.default_ttl,
         field=given.get("field"),
         on_expire=on_expire,

@@ -320,6 +320,36 @@ def test_heartbeats_of_nodes_are_those_of_their_sessions(url: str) -> None:
             assert heard == pytest.approx(now - silences[name], abs=10)
 
 
+def test_no_heartbeat_is_later_than_the_query_that_shows_it(
+    locate: servers.Locate,
+) -> None:
+    """Found: with one that came just after a query began, the time since then was negative.
+
+    Here the query waits for a lock before it sees anything.
+    """
+    query = "SELECT min(NOW() - last_heartbeat), bool_and(status = 'ACTIVE') FROM sync_node"
+    with start_team(locate("postgres")) as team:
+        jobs = enter(team, "a", "b")
+        found: list[tuple[Any, ...]] = []
+        with jobs[0].connection.transaction():
+            jobs[0].connection.execute("ALTER VIEW sync_node SET (security_barrier = false)")
+            asking = threading.Thread(target=lambda: found.extend(ask(jobs[1], query)))
+            asking.start()
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+            team.until(lambda: ask(jobs[0], waits, "sync_node") == [(1,)])
+            before = count_heartbeats(jobs[0])
+            team.until(lambda: count_heartbeats(jobs[0]) >= before + len(jobs))
+        asking.join()
+    assert found == [(dt.timedelta(0), True)]
+
+
+def count_heartbeats(job: Job) -> int:
+    """Return how many heartbeats the nodes have sent."""
+    sessions = "SELECT sum(seq) FROM jobsync_record WHERE key LIKE 'session/%'"
+    ((count,),) = ask(job, sessions)
+    return int(count)
+
+
 def test_a_pin_that_is_not_in_force_is_misplaced(url: str) -> None:
     """For example because the leader has switched pins off."""
     with start_team(url) as team:

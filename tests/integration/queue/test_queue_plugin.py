@@ -1150,7 +1150,7 @@ async def test_a_message_must_match_its_resources_schema(db: Database) -> None:
         ({"at": datetime(2099, 1, 1, tzinfo=UTC)}, "must be within 366 days"),
         ({"at": datetime(2026, 1, 1, tzinfo=UTC), "delay": 1}, "cannot be combined with delay"),
         ({"delay": timedelta(seconds=-1)}, "must be 0 to 366 days"),
-        ({"dealy": 5}, "dealy is no option.*Did you mean delay"),
+        ({"dealy": 5}, "dealy is not an option.*Did you mean delay"),
     ],
 )
 async def test_wrong_options_of_a_message_are_refused(

@@ -11,8 +11,10 @@ from jobsync.queue.arguments import check_cursor, check_ids, check_state
 
 @pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])
 def test_durations_up_to_a_year_are_accepted(value: Any) -> None:
-    """In seconds, whole or not."""
-    check_seconds("delay", value)
+    """In seconds, whole or not; what is stored is a plain number."""
+    for given in (value, type("Derived", (type(value),), {})(value)):
+        found = check_seconds("delay", given)
+        assert (type(found), found) == (float, value)
 
 
 @pytest.mark.parametrize("value", [-1, 1e300, float("nan"), float("inf"), "5", None, True, [], 1j])

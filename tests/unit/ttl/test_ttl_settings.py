@@ -1,5 +1,6 @@
 """The options of a TTL plugin: wrong ones are refused with the field, the value and the fix."""
 
+import enum
 import math
 from collections.abc import Iterator
 from datetime import timedelta
@@ -56,6 +57,26 @@ def test_settings_by_name_are_kept() -> None:
     assert parsed["b"].options.ttl == 604_800_000
     assert parsed["b"].callback is keep
     assert parsed["c"].options.delete_field == "gone"
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - members of a StrEnum are formatted by their values
+    """Members are formatted by their own names, not by what they are."""
+
+    ORDERS = "orders"
+    OLD = "old"
+    AT = "at"
+    GONE = "gone"
+
+
+def test_names_may_be_members_of_an_enum() -> None:
+    """What is kept is what they are."""
+    archived = {"field": Name.AT, "on_expire": "archive", "archive_resource": Name.OLD}
+    marked = {"field": "at", "on_expire": "soft-delete", "delete_field": Name.GONE}
+    parsed = parse({Name.ORDERS: archived, "sessions": marked})
+    assert [*parsed] == ["orders", "sessions"]
+    kept = [parsed["orders"].field, parsed["orders"].archive_resource]
+    kept.append(parsed["sessions"].delete_field)
+    assert [(type(text), text) for text in kept] == [(str, "at"), (str, "old"), (str, "gone")]
 
 
 def test_without_resources_a_default_is_needed() -> None:

@@ -86,8 +86,7 @@ class CopyRows:
         rows = [
             f"{queue}\t{escape_copy(message.id)}\t{message.lane}ready\tepoch\tnow\t"
             f"{payload.decode().replace(_BACKSLASH, _ESCAPED)}\t{message.max_attempts}\t"
-            f"{_NULL if message.timeout is None else float(message.timeout)}\t"
-            f"{tasks[message.task]}\n"
+            f"{_NULL if message.timeout is None else message.timeout}\t{tasks[message.task]}\n"
             for message, payload in zip(new_messages, payloads, strict=True)
         ]
         return "".join(rows).encode()
