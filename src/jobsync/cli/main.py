@@ -5,10 +5,11 @@ The module of a command is loaded when the command runs, so that help and comple
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
-from jobsync.cli.options import FAILED, USAGE, SuggestingGroup
+from jobsync.cli.options import FAILED, INTERRUPTED, USAGE, SuggestingGroup
 from jobsync.errors import Invalid, JobsyncError
 
 __all__ = ["main"]
@@ -55,6 +56,14 @@ class _LazyGroup(SuggestingGroup):
         command: click.Command = getattr(import_module(f"jobsync.cli.{module}"), cmd_name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Load and run a command. One that is interrupted has a code of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("jobsync: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without loading any."""
         del ctx
@@ -67,7 +76,7 @@ class _LazyGroup(SuggestingGroup):
 def cli() -> None:
     """Coordinate a fleet of workers on the storage you already have.
 
-    Exit codes: 0 success, 1 failed, 2 wrong usage, 3 unhealthy.
+    Exit codes: 0 success, 1 failed, 2 wrong usage, 3 unhealthy, 130 interrupted.
     """
 
 

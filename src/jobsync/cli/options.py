@@ -31,6 +31,7 @@ else:
 
 __all__ = [
     "FAILED",
+    "INTERRUPTED",
     "UNHEALTHY",
     "USAGE",
     "DurationType",
@@ -62,6 +63,8 @@ USAGE = 2
 """Wrong usage: nothing was done."""
 UNHEALTHY = 3
 """The command succeeded and found something unhealthy."""
+INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells report it."""
 
 option = partial(click.option, show_envvar=True)
 """Adds an option that an environment variable sets too."""

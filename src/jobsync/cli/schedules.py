@@ -9,6 +9,7 @@ import click
 
 from jobsync.cli.options import (
     FAILED,
+    INTERRUPTED,
     DurationType,
     SuggestingGroup,
     WholeNumberType,
@@ -36,8 +37,6 @@ __all__ = ["schedules"]
 
 T = TypeVar("T")
 
-INTERRUPTED = 130
-"""The exit code that shells expect of a command that Ctrl-C has ended."""
 STATUSES = ("running", "success", "error", "timeout", "lost", "missed", "skipped")
 """Those of `RunStatus`, which takes too long to load for a help text."""
 

@@ -218,3 +218,14 @@ def test_a_number_that_is_refused_gets_the_bounds(words: str, fix: str) -> None:
     done = CliRunner().invoke(cli, words.split())
     assert done.exit_code == 2
     assert fix in done.output
+
+
+def test_an_interrupted_command_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: it was 1, that of a failure, if Ctrl-C came while the command was being loaded."""
+
+    def interrupt(_: str) -> ModuleType:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobsync.cli.main.import_module", interrupt)
+    done = CliRunner().invoke(cli, ["schedules", "run", "daily"])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "jobsync: interrupted\n")
