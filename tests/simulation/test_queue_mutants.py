@@ -289,9 +289,8 @@ def delays_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 def delays_again_after_a_reboot(patch: pytest.MonkeyPatch) -> None:
     """What is left of a delay after a reboot may be more than the whole delay."""
-    text = SQL["adopt"]
-    start, end = text.index("CASE"), text.index("END") + len("END")
-    patch.setitem(SQL, "adopt", text[:start] + "due - :now" + text[end:])
+    assert SQL["adopt"].count(" delay,") == 1
+    patch.setitem(SQL, "adopt", SQL["adopt"].replace(" delay,", " due - :now,"))
 
 
 def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chance import FakeClock, SeededRandomness
@@ -43,10 +44,10 @@ async def start(path: Path, clock: FakeClock) -> AsyncIterator["Start"]:
         yield open_queue
 
 
-async def push(backend: QueueBackend, *names: str, delay: float = 0.0) -> None:
+async def push(backend: QueueBackend, *names: str, delay: float = 0.0, **options: Any) -> None:
     """Push messages."""
     await backend.push(
-        [NewMessage(id=name, value={}, max_attempts=4, delay=delay) for name in names]
+        [NewMessage(id=name, value={}, max_attempts=4, delay=delay, **options) for name in names]
     )
 
 
@@ -117,6 +118,79 @@ async def test_after_a_reboot_the_wall_clock_decides_within_the_delay(
     reboot(clock, step=step)
     after = await start()
     assert await find_wait(after, clock) == pytest.approx(expected, abs=0.11)
+
+
+async def fail_after_an_hour(backend: QueueBackend, clock: FakeClock) -> None:
+    """A handler takes an hour, and its message is tried again after a minute."""
+    await push(backend, "a")
+    (message,) = await claim(backend)
+    await clock.sleep(HOUR)
+    retry = Settlement(receipt=message.receipt, move="retry", delay=60.0, error="boom")
+    assert await backend.settle([retry]) == [True]
+
+
+async def replace_after_an_hour(backend: QueueBackend, clock: FakeClock) -> None:
+    """A message that waits is replaced by one that waits for a minute."""
+    await push(backend, "a", delay=DAY, key="k")
+    await clock.sleep(HOUR)
+    await push(backend, "b", delay=60.0, key="k", replace=True)
+
+
+async def redrive_after_an_hour(backend: QueueBackend, clock: FakeClock) -> None:
+    """A dead letter is put back, and waits for nothing."""
+    await push(backend, "a")
+    (message,) = await claim(backend)
+    bury = Settlement(receipt=message.receipt, move="bury", error="boom")
+    assert await backend.settle([bury]) == [True]
+    await clock.sleep(HOUR)
+    assert await backend.redrive() == 1
+
+
+async def hurry_after_an_hour(backend: QueueBackend, clock: FakeClock) -> None:
+    """The delay of a message is ended."""
+    await push(backend, "a", delay=DAY)
+    await clock.sleep(HOUR)
+    assert await backend.run_now("a")
+
+
+@pytest.mark.parametrize(
+    ("begin", "delay"),
+    [
+        (fail_after_an_hour, 60.0),
+        (replace_after_an_hour, 60.0),
+        (redrive_after_an_hour, 0.0),
+        (hurry_after_an_hour, 0.0),
+    ],
+)
+async def test_after_a_reboot_no_delay_is_longer_than_it_was_requested(
+    start: "Start",
+    clock: FakeClock,
+    begin: Callable[[QueueBackend, FakeClock], Awaitable[None]],
+    delay: float,
+) -> None:
+    """However old the message is, and whatever has happened to it. The clock is far behind.
+
+    Found: it could wait as long as it was old.
+    """
+    await begin(await start(), clock)
+    reboot(clock, step=-DAY)
+    assert await find_wait(await start(), clock) == pytest.approx(delay, abs=0.11)
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_after_a_reboot_the_next_of_a_group_waits_no_longer_than_requested(
+    start: "Start", clock: FakeClock, delay: float
+) -> None:
+    """Found: it waited until the wall clock, which is far behind, said the time of before."""
+    before = await start()
+    await push(before, "a", group="g")
+    await push(before, "b", group="g", delay=delay)
+    await clock.sleep(HOUR)
+    reboot(clock, step=-DAY)
+    after = await start()
+    (head,) = await claim(after)
+    assert await after.settle([Settlement(receipt=head.receipt, move="complete")]) == [True]
+    assert await find_wait(after, clock) == pytest.approx(delay, abs=0.11)
 
 
 @pytest.mark.parametrize("step", [-DAY, 0.0, DAY])

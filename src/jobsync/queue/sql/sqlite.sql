@@ -64,6 +64,15 @@ SELECT m.position FROM json_each(:tasks) AS t CROSS JOIN jobsync_message AS m
 WHERE m.queue = :queue AND m.state = 'task_waiting' AND m.task = t.value AND m.suspect IN (0, 1)
 AND m.boot = :boot AND m.wakes IS NULL AND {is_known}
 
+-- fragment: rest
+-- What is left of a delay that does not count from this boot: as the wall clock says, and no more than
+-- it was requested. Older code has not stored that.
+max(0, min(due - :now, coalesce(
+  delay,
+  CASE WHEN due > coalesce(claimed, enqueued) THEN due - coalesce(claimed, enqueued)
+    ELSE due - :now END
+)))
+
 -- fragment: waiting
 -- A message that is not claimed, for display. Delays are counted from boot; people read wall time.
 queue, id, {shown_state}, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, '',
@@ -162,10 +171,11 @@ CAST(messages AS BLOB), CAST(errors AS BLOB), CAST(dues AS BLOB), CAST(times AS 
 -- name: push
 -- Add a message.
 INSERT INTO jobsync_message (
-  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued, task, format
+  queue, id, state, due, boot, wakes, delay, payload, max_attempts, timeout, enqueued, task, format
 )
 VALUES (
-  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now, :task, :format
+  :queue, :id, :state, :due, :boot, :wakes, :delay, :payload, :max_attempts, :timeout, :now, :task,
+  :format
 );
 
 -- name: exists
@@ -181,14 +191,9 @@ SELECT EXISTS (
 );
 
 -- name: adopt
--- Count delays of another boot, and those of older code, from this boot: what the wall clock leaves of
--- them, and no more than they were.
+-- Count delays of another boot, and those of older code, from this boot.
 UPDATE jobsync_message
-SET boot = :boot, wakes = :mono + max(0, min(
-  due - :now,
-  CASE WHEN due > coalesce(claimed, enqueued) THEN due - coalesce(claimed, enqueued)
-    ELSE due - :now END
-))
+SET boot = :boot, wakes = :mono + {rest}
 WHERE position IN (
   SELECT position FROM ({foreign_delays} UNION ALL {foreign_task_delays}) LIMIT :limit
 );
@@ -481,14 +486,14 @@ WHERE number = :number;
 -- name: put_back
 -- End a claim so that the message waits for its next delivery.
 INSERT INTO jobsync_message (
-  position, id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts,
-  timeout, suspect, errors, enqueued, claimed, format, task, priority, group_name
+  position, id, queue, state, due, boot, wakes, delay, payload, deliveries, returned, max_attempts,
+  timeout, suspect, errors, enqueued, format, task, priority, group_name
 )
 VALUES (
   :position, :id, :queue, CASE WHEN :task = '' THEN 'waiting' ELSE 'task_waiting' END, :due, :boot,
-  :wakes, {payload}, :deliveries,
+  :wakes, :delay, {payload}, :deliveries,
   CASE WHEN :returned < 2147483647 THEN :returned + :back ELSE :returned END, :max_attempts,
-  :timeout, :suspect, :errors, :enqueued, :claimed, :format, :task, :priority, :group
+  :timeout, :suspect, :errors, :enqueued, :format, :task, :priority, :group
 )
 -- Only if somebody has written the same id twice.
 ON CONFLICT DO NOTHING;
@@ -690,13 +695,13 @@ ORDER BY finished, id LIMIT :limit;
 -- name: insert_redriven
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 INSERT INTO jobsync_message (
-  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout,
+  id, queue, state, due, boot, wakes, delay, payload, deliveries, returned, max_attempts, timeout,
   errors, enqueued, format, task, priority, group_name
 )
 SELECT id, queue,
   CASE WHEN id IN (SELECT value FROM json_each(:blocked)) THEN 'blocked' ELSE {lane} || 'waiting' END,
-  :now, :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued, format,
-  task, priority, group_name
+  :now, :boot, :mono, 0, payload, deliveries, deliveries, max_attempts, timeout, errors, enqueued,
+  format, task, priority, group_name
 FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY finished, id RETURNING 1;
 
 -- name: delete_redriven
@@ -806,7 +811,7 @@ WHERE g.queue = :queue AND g.name = n.name;
 UPDATE jobsync_message
 SET state = {lane} || 'waiting', due = max(due, :now), wakes = CASE
     WHEN boot = :boot AND wakes IS NOT NULL THEN max(wakes, :mono)
-    ELSE :mono + max(0, due - :now) END, boot = :boot
+    ELSE :mono + {rest} END, boot = :boot
 WHERE position IN (
   SELECT (
     SELECT m.position FROM jobsync_message AS m
@@ -824,14 +829,14 @@ WHERE queue = :queue AND name IN (SELECT value FROM json_each(:names)) RETURNING
 -- name: insert_placed
 -- Add messages in order, each in its state.
 INSERT INTO jobsync_message (
-  queue, enqueued, id, state, due, boot, wakes, payload, max_attempts, timeout, task, format,
+  queue, enqueued, id, state, due, delay, boot, wakes, payload, max_attempts, timeout, task, format,
   priority, group_name
 )
 SELECT :queue, :now, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
-  json_extract(value, '$[2]'), json_extract(value, '$[3]'), json_extract(value, '$[4]'),
+  :now + json_extract(value, '$[2]'), json_extract(value, '$[2]'), :boot,
+  :mono + json_extract(value, '$[2]'), json_extract(value, '$[3]'), json_extract(value, '$[4]'),
   json_extract(value, '$[5]'), json_extract(value, '$[6]'), json_extract(value, '$[7]'),
-  json_extract(value, '$[8]'), json_extract(value, '$[9]'), json_extract(value, '$[10]'),
-  json_extract(value, '$[11]')
+  json_extract(value, '$[8]'), json_extract(value, '$[9]')
 FROM json_each(:rows) ORDER BY key;
 
 -- name: hold_keys
@@ -871,7 +876,8 @@ AND {item_id} IN (SELECT value FROM json_each(:ids));
 -- Replace a message that nobody has claimed. Attempts with the content before count as returned.
 UPDATE jobsync_message
 SET payload = :payload, max_attempts = :max_attempts, returned = deliveries, timeout = :timeout,
-  due = :due, boot = :boot, wakes = :wakes, task = :task, format = max(format, :format),
+  due = :due, boot = :boot, wakes = :wakes, delay = :delay, task = :task,
+  format = max(format, :format),
   state = CASE state WHEN 'blocked' THEN 'blocked' ELSE :lane || 'waiting' END
 WHERE id = :holder AND {is_known} RETURNING 1;
 
@@ -1007,6 +1013,6 @@ DELETE FROM jobsync_result WHERE id = :id AND queue = :queue;
 
 -- name: run_now
 -- End the delay of a message.
-UPDATE jobsync_message SET due = :now, boot = :boot, wakes = :mono
+UPDATE jobsync_message SET due = :now, boot = :boot, wakes = :mono, delay = 0
 WHERE id = :id AND queue = :queue AND state IN ('waiting', 'task_waiting')
 AND (boot <> :boot OR wakes IS NULL OR wakes > :mono) AND {is_known};

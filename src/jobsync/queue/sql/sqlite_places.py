@@ -66,8 +66,9 @@ class SqlitePlaces(Places):
         return {"holders": to_json(rows)}
 
     def _build_due(self, message: NewMessage) -> dict[str, Any]:
-        delay = message.find_delay(self._time["now"])
-        return {"due": self._time["now"] + delay, "wakes": self._time["mono"] + delay}
+        now, mono = self._time["now"], self._time["mono"]
+        delay = message.find_delay(now)
+        return {"due": now + delay, "wakes": mono + delay, "delay": delay}
 
     def _build_rows(
         self,
@@ -79,9 +80,7 @@ class SqlitePlaces(Places):
             (
                 message.id,
                 "blocked" if is_blocked else self._find_state(message),
-                self._time["now"] + message.find_delay(self._time["now"]),
-                self._time["boot"],
-                self._time["mono"] + message.find_delay(self._time["now"]),
+                message.find_delay(self._time["now"]),
                 texts[message.id],
                 message.max_attempts,
                 message.timeout,

@@ -349,6 +349,11 @@ CREATE INDEX jobsync_message_newest ON jobsync_message (queue, format) WHERE for
 -- Only older code read it, now and then.
 DROP INDEX jobsync_message_newer;
 
+-- name: v10_message_delay
+-- How long a message waits from when that was decided, in seconds: what a reboot makes of the delay is
+-- no longer. NULL if older code has decided it.
+ALTER TABLE jobsync_message ADD COLUMN delay REAL;
+
 -- name: create_version_table
 -- Create the table that has the version of the tables, and the oldest version that code must know to
 -- use them.
