@@ -915,10 +915,10 @@ async def test_what_waits_is_found_however_long_ago_it_was_due(
     """Suspects and others, also by a worker that has just looked at everything."""
     await backend.push(new_messages(1, 2))
     one, two = await claim(backend, session="gone")
-    await settle(backend, two.receipt, "retry", delay=1)
+    await settle(backend, two.receipt, "retry", delay=50)
     assert [ended.id for ended in await backend.end_claims(["gone"])] == [one.id]
     assert await claim(backend) == []
-    location.advance(3600 * hours + 2)
+    location.advance(3600 * hours + 51)
     (suspect,) = await claim(backend, suspects=True)
     assert (suspect.id, suspect.is_suspect) == (one.id, True)
     deadline = asyncio.get_running_loop().time() + 60

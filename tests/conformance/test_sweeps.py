@@ -1,6 +1,7 @@
 """Sweeps of expired records do the same on every store, whoever dies or interferes meanwhile."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -687,6 +688,44 @@ async def test_a_rule_that_another_process_has_changed_is_followed(
             assert (await stage.sweep()).deleted == 1
         await other.close()
         assert await stage.list_live() == ["r0", "r1"]
+
+
+SAME_TIMES = [
+    pytest.param(before, after, id=f"{IDS[RULES.index(before)]}-{IDS[RULES.index(after)]}")
+    for before, after in itertools.permutations([HARD, ARCHIVE, KEEP_ID, CALLBACK], 2)
+]
+"""Changes of a rule that leave the times, and so the index, as they are."""
+
+
+@pytest.mark.parametrize(("before", "after"), SAME_TIMES)
+async def test_what_happens_to_a_record_is_what_the_stored_rule_says(
+    hooked: HookedStore, location: StoreLocation, before: ExpiryRule, after: ExpiryRule
+) -> None:
+    """Another process has changed it, and this one has not read that yet.
+
+    Found: nothing noticed if records were deleted by the old rule that the new one archives.
+    """
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, before)
+        stage.verdicts = {"r1": False}
+        await stage.insert(0, 0)
+        other = await location.open()
+        async with Database(connection=other) as stranger:
+            await stranger.define_resource("sessions", rules=[after])
+            counts = await stage.sweep()
+        await other.close()
+        is_archive, is_asked = after.on_expire == "archive", after is CALLBACK
+        assert counts == SweepCounts(
+            deleted=1 if is_asked else 2 * (after is HARD),
+            archived=2 if is_archive else 0,
+            kept=1 if is_asked else 0,
+        )
+        assert await stage.list_live() == (["r1"] if is_asked else [])
+        archived = await database.resource("old").list() if is_archive else []
+        names = ["r0", "r1"] if is_archive else []
+        assert sorted(document.original_id for document in archived) == names
+        if after is KEEP_ID:
+            assert sorted(document.id for document in archived) == names
 
 
 async def test_a_sweep_reads_in_proportion_to_what_is_due(

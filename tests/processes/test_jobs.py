@@ -224,7 +224,7 @@ async def test_a_node_that_was_frozen_claims_nothing_before_it_has_come_back(
     async with JobProcesses(locate(store), tmp_path, "idle", tasks=300, settings=SETTINGS) as nodes:
         workers = await start_sharing(nodes, 2)
         frozen, other = workers
-        await nodes.shared([other], since=frozen.freeze())
+        await nodes.shared([other], since=nodes.freeze(frozen))
         woken = frozen.thaw()
         await nodes.shared(workers, since=woken)
         back = frozen.last("jobs:node-joined").at

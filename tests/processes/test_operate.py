@@ -84,12 +84,16 @@ class WorkProcesses(ProcessGroup[WorkProcess]):
         return Counter(fact["id"] for fact in self.facts("handled"))
 
     def find_errors(self) -> list[str]:
-        """Return the errors and warnings that any process has logged."""
+        """Return the errors and warnings that any process has logged.
+
+        That a heartbeat was late tells of the machine, which runs many tests at once.
+        """
         return [
             line
             for worker in self.workers
             for line in worker.log.splitlines()
-            if " error: " in line or " warning: " in line or "Traceback" in line
+            if (" error: " in line or " warning: " in line or "Traceback" in line)
+            and "coord:heartbeat-late" not in line
         ]
 
 
@@ -208,10 +212,15 @@ async def test_a_store_that_goes_away_restarts_nobody(
         assert all(worker.is_alive for worker in workers)
         async with producing(url) as queue:
             load = Load(queue, seconds=0.2)
-            await load.push(20, pace=0.0)
-            await until(lambda: set(processes.handled) == set(load.pushed), "all are handled")
-        handlers = {fact["worker"] for fact in processes.facts("handled")}
-        assert len(handlers) == len(workers)
+
+            async def all_work() -> bool:
+                # On PostgreSQL one may listen again seconds before the other.
+                await load.push(10, pace=0.0)
+                await until(lambda: set(processes.handled) == set(load.pushed), "all are handled")
+                handlers = {fact["worker"] for fact in processes.facts("handled")}
+                return len(handlers) == len(workers)
+
+            await until(all_work, "each of them handles messages")
         for worker in workers:
             await processes.stop(worker)
     proof.record(

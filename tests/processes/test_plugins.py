@@ -106,6 +106,8 @@ async def test_each_role_has_one_coordinator_in_a_fleet_of_unlike_processes(
         assert len(set(leaders.values())) == 2
         for role in fleet.roles:
             leader = leaders[role]
+            # Its work begins a moment after its election is known.
+            await until(partial(has_done_more, leader, role, 0), f"{role} is done")
             before = [f["done"] for f in leader.facts("works") if f["role"] == role][-1]
             if role != "cleanup":
                 await until(

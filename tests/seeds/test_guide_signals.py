@@ -179,9 +179,8 @@ def test_waiting_for_other_nodes_is_interrupted_too(url: str, patience: float) -
     with start_team(url) as team:
         other = team.add("other")
         other.add_task("in-hand")
+        other.register_task_lock("0", "worker-01")
         with running(url, _PROCESS["a wait for others"]) as program:
-            pin = "0"
-            other.register_task_lock(pin, "worker-01")
             program.read(1)
             program.interrupt(patience)
         assert {row["task_id"] for row in other.incomplete_tasks()} == {"0", "in-hand"}

@@ -5,6 +5,7 @@ The process's date differs from UTC's: in one of the two time zones it always do
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -93,15 +94,14 @@ def kill_one(url: str) -> None:
     program = f"""
         import os, signal
         from jobsync import CoordinationConfig, Job
-        config = CoordinationConfig(
-            total_tokens={TOTAL}, heartbeat_interval_sec=0.5, heartbeat_timeout_sec=2
-        )
+        config = CoordinationConfig(total_tokens={TOTAL})
         with Job("doomed", "test", coordination_config=config, url={url!r}) as job:
             job.register_task_lock("by-doomed", "a", "stays too")
             job.add_task(next(n for n in range(1000) if job.can_claim_task(f"{{n}}")))
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    assert done.returncode == -signal.SIGKILL
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Nodes that share the tasks of a job, each a real process, and the check of what they did."""
 
 import itertools
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,17 @@ class JobProcesses(ProcessGroup[WorkerProcess]):
             "seconds": seconds,
             "settings": self._settings,
         }
+
+    def freeze(self, worker: WorkerProcess) -> float:
+        """Freeze a node; return when.
+
+        Not in the midst of a write to a file: nobody else could write then.
+        """
+        while True:
+            frozen_at = worker.freeze()
+            if _can_be_written(self._url):
+                return frozen_at
+            worker.thaw()
 
     async def prepare(self, count: int, **options: Any) -> list[WorkerProcess]:
         """Start processes that enter the job when they are told to go."""
@@ -177,3 +190,16 @@ def _overlapping(facts: Sequence[Fact]) -> set[str]:
         elif fact.what == "ended":
             active.get(fact["task"], set()).discard(fact.who)
     return found
+
+
+def _can_be_written(url: str) -> bool:
+    """Whether nobody has locked a store; only SQLite's files can be."""
+    path = url.removeprefix("sqlite:///")
+    for name in (path, f"{path}-sessions") if path != url else ():
+        with closing(sqlite3.connect(name, timeout=1, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            connection.rollback()
+    return True

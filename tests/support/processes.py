@@ -55,6 +55,7 @@ class WorkerProcess:
         self.is_frozen = False
         self.is_ending = False
         """Whether the test has stopped or killed it."""
+        self.kill_began_at: float | None = None
         self.killed_at: float | None = None
         self._log = log
         self._read_facts = read_facts
@@ -114,6 +115,7 @@ class WorkerProcess:
     def kill(self) -> float:
         """Send SIGKILL; return when."""
         self.is_ending = True
+        self.kill_began_at = now()
         self.killed_at = self._send(signal.SIGKILL)
         return self.killed_at
 

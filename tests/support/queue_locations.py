@@ -355,20 +355,26 @@ class PostgresQueues:
 
 
 class _MovableClock(SystemClock):
-    """The machine's clock, which a test can advance. Long sleeps advance it, too."""
+    """The machine's clock, which a test can advance. Long sleeps advance it, too.
 
-    def __init__(self) -> None:
+    Args:
+        is_still: whether nothing else does, so that no pause of the machine counts.
+    """
+
+    def __init__(self, *, is_still: bool) -> None:
         self.ahead = 0.0
+        self._is_still = is_still
+        self._start = super().wall(), super().mono()
 
     def wall(self) -> Wall:
-        return super().wall() + self.ahead
+        return (self._start[0] if self._is_still else super().wall()) + self.ahead
 
     def mono(self) -> Mono:
-        return super().mono() + self.ahead
+        return (self._start[1] if self._is_still else super().mono()) + self.ahead
 
     async def sleep(self, seconds: float) -> None:
-        if seconds > 1:
-            self.ahead += seconds
+        if self._is_still or seconds > 1:
+            self.ahead += max(0.0, seconds)
             seconds = 0
         await asyncio.sleep(seconds)
 
@@ -396,7 +402,8 @@ class PagesQueues:
     def __init__(self, location: StoreLocation) -> None:
         self.faults = Faults()
         self.location = location
-        self.clock = _MovableClock()
+        # A server has a clock of its own.
+        self.clock = _MovableClock(is_still=isinstance(location, MemoryLocation))
         self._stores: list[Store] = []
         self._backends: list[PagesBackend] = []
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -39,6 +39,7 @@ _PATIENCE = 1.0
 """Seconds after which it is said what a stop waits for; again after twice as long, and so on."""
 _LOG_TIME = 0.1
 """Seconds for the last line of the log, which something else may block."""
+_STDERR = 2
 
 
 class WorkerProcess:
@@ -304,7 +305,13 @@ class Watchdog:
 
 
 def _log_briefly(level: int, text: str) -> None:
-    """Log, but do not wait long: the main thread may be blocked while it holds the log's lock."""
+    """Log, but do not wait long: the main thread may be blocked while it holds the log's lock.
+
+    Then what is said before an exit is written without the log.
+    """
     thread = threading.Thread(target=_log.log, args=(level, text), daemon=True)
     thread.start()
     thread.join(_LOG_TIME)
+    if thread.is_alive() and level > logging.INFO:
+        with suppress(OSError):
+            os.write(_STDERR, f"jobsync: {text}\n".encode())

@@ -135,16 +135,15 @@ class DemoShow:
             await self._observer.add_record(_RECORD_SECONDS)
 
     async def _kill_leader(self) -> None:
-        leader = self._find_leader()
-        if leader is not None:
-            self._screen.tell(f"SIGKILL to {leader.name}, which leads")
-            leader.kill()
+        leader = await self._wait_for_leader(0.2)
+        self._screen.tell(f"SIGKILL to {leader.name}, which leads")
+        leader.kill()
 
     async def _replace(self) -> None:
         self._screen.tell(f"{self._fleet.start().name} is started in its place")
 
     async def _freeze(self) -> None:
-        leader = self._find_leader()
+        leader = await self._wait_for_leader(0.5)
         victim = next(each for each in self._fleet.running if each is not leader)
         self._screen.tell(f"SIGSTOP to {victim.name}, for {_FROZEN:g} s")
         while True:
@@ -166,6 +165,12 @@ class DemoShow:
     def _find_leader(self) -> DemoWorker | None:
         name = None if self._snapshot is None else self._snapshot.leader
         return next((each for each in self._fleet.running if each.name == name), None)
+
+    async def _wait_for_leader(self, progress: float) -> DemoWorker:
+        """Return the worker that leads, as soon as one does."""
+        while (leader := self._find_leader()) is None:
+            await self._wait(lambda: self._find_leader() is not None, "no worker leads", progress)
+        return leader
 
     async def _look(self, progress: float) -> None:
         """Read the store, and show what has changed."""

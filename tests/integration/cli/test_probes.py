@@ -163,7 +163,6 @@ def test_a_slow_request_is_cut_off() -> None:
                 continue
             except (ConnectionResetError, BrokenPipeError):
                 closed = True
-        assert server.probe()[0] == 200
 
 
 @pytest.mark.parametrize(

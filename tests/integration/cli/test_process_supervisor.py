@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chance import FakeClock, SeededRandomness
 
 from jobsync import Components
 from jobsync.cli import process_supervisor
 from jobsync.cli.process_supervisor import ProcessSupervisor
+from jobsync.events import Events
 
 LONG = 60.0
 
@@ -90,9 +92,10 @@ def test_a_process_that_fails_at_its_start_does_not_stop_one_that_works(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "1-1"]
 
 
-def test_pauses_grow_while_a_process_fails(tmp_path: Path) -> None:
+def test_pauses_grow_while_a_process_fails(tmp_path: Path, clock: FakeClock) -> None:
     """And begin anew after it has run for long."""
-    supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, Components.system())
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 1.0, components)
     (child,) = supervisor._children
     pauses = []
     for _ in range(8):

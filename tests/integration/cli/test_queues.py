@@ -127,7 +127,7 @@ async def test_messages_are_browsed_by_state(url: str) -> None:
         lambda: read_queue(url)["dead"] == 3 and read_queue(url)["claimed"] == 1,
         "all have been handled",
     )
-    push(url, {"kind": "plain"}, {"kind": "plain"}, words=("--delay", "60"))
+    push(url, {"kind": "plain"}, {"kind": "plain"}, words=("--delay", "3600"))
     for state in STATES:
         words = ("queues", "browse", "emails", "--state", state)
         found = read_json(url, *words)

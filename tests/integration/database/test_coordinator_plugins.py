@@ -246,8 +246,14 @@ async def test_an_error_is_published_without_a_heartbeat_of_its_own() -> None:
         slow = {"heartbeat_interval": 300, "worker_timeout": 1000}
         plugin = await database.use_plugin(Failing(**slow, coordinator_work_interval=0.001))
         await until(lambda: len(plugin.calls) > 5)
+
+        async def has_published() -> bool:
+            (record,) = await database.store.scan("session/")
+            return bool(record.value["holds"])
+
+        # It was opened, became a candidate, and publishes its role a moment after it leads.
+        await until(has_published)
         (record,) = await database.store.scan("session/")
-        # It was opened, became a candidate, and has published its role.
         before = record.value["beat"]
         await until(lambda: len(plugin.calls) > 50)
         (record,) = await database.store.scan("session/")

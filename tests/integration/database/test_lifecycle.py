@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid
 from jobsync.stores.memory import MemoryStore
@@ -167,7 +168,7 @@ async def test_a_new_term_begins_after_the_old_one_has_ended() -> None:
         await stopped.wait()
         plugin.worked.clear()
         starting = asyncio.ensure_future(plugin.start())
-        await asyncio.sleep(0.1)
+        await until(lambda: plugin.calls[-1] == "start", "it is started again")
         over.set()
         await starting
         await plugin.worked.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import servers
 from sync_stub import STUB, build_stub, list_faces
+from waiting import until
 
 import jobsync
 from jobsync import Context, Document, Invalid, NotFound, Unavailable, sync
@@ -183,10 +184,14 @@ async def test_threads_of_an_asynchronous_program_block(url: str) -> None:
         assert not database.is_connected
 
 
+@pytest.mark.parametrize("is_over", [False, True])
 def test_a_handler_that_disconnects_the_database_is_completed_before(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, *, is_over: bool
 ) -> None:
-    """Its call returns at once, and takes effect after it; the database can be used again."""
+    """Its call returns at once, and takes effect after it; the database can be used again.
+
+    Whether it is connected again before that has taken effect, or later. No thread is left.
+    """
     queue, has_returned = sync.QueuePlugin("tasks"), threading.Event()
     db = sync.Database(url, plugins=[queue])
 
@@ -207,6 +212,8 @@ def test_a_handler_that_disconnects_the_database_is_completed_before(
     db.connect()
     message = stop.enqueue()
     assert has_returned.wait(LONG)
+    if is_over:
+        asyncio.run(until(lambda: not db.wrapped.home_loop.is_elsewhere, "it is disconnected"))
     db.connect()
     info = message.get()
     assert info is not None
@@ -245,9 +252,13 @@ from jobsync import sync
 works = sys.argv[2] == "exit"
 db = sync.Database(sys.argv[1], plugins=[sync.QueuePlugin(resource="tasks")], work=works).connect()
 name = db.resources.tasks.enqueue({})
+def interrupt():
+    while not db.wrapped.home_loop._calls._running:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
 if sys.argv[2] == "interrupt":
-    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     try:
+        threading.Thread(target=interrupt).start()
         db.plugins.queue.result(name)
     except KeyboardInterrupt:
         print(db.plugins.queue.count())

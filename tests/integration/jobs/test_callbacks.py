@@ -86,17 +86,19 @@ def test_callbacks_run_on_their_own_thread() -> None:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_callbacks_that_were_stopped_can_be_used_again(*, hangs: bool) -> None:
     """By a job that is entered again, also if a function of its first use has not returned."""
-    release = threading.Event()
+    called, release = threading.Event(), threading.Event()
     calls: list[frozenset[int]] = []
 
     def on_added(tokens: frozenset[int]) -> None:
         calls.append(tokens)
+        called.set()
         if hangs and len(calls) == 1:
             release.wait()
 
     callbacks = Callbacks(Events(), None, on_added, None)
     for number in range(3):
         callbacks.notify(TokenChange(number, frozenset({number}), frozenset(), is_initial=False))
+        called.wait()
         callbacks.stop(0.05 if hangs and not number else 10)
     assert calls == [{0}, {1}, {2}]
     release.set()

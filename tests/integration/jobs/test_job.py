@@ -1,5 +1,6 @@
 """`Job` on every store: ownership, claims, audits and status."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -215,10 +216,9 @@ def test_status_and_health(url: str) -> None:
     assert job.health_live() == ({"status": "alive"}, 200)
     with job:
         job.add_task("x")
-        assert job.health_ready() == (
-            {"status": "ready", "node": "worker-01", "token_count": 100},
-            200,
-        )
+        # A heartbeat that is late on a busy machine makes it unready for a moment.
+        ready = ({"status": "ready", "node": "worker-01", "token_count": 100}, 200)
+        asyncio.run(until(lambda: job.health_ready() == ready, "it is ready"))
         status = job.get_coordination_status()
         assert status | {"token_version": 0, "last_heartbeat": None} == {
             "node_name": "worker-01",

@@ -272,10 +272,13 @@ def test_a_call_that_waits_while_the_job_is_left_ends(memory: str) -> None:
         waiting = threading.Event()
         raised: list[BaseException] = []
 
-        def wait() -> None:
+        async def sleep() -> None:
             waiting.set()
+            await job.components.clock.sleep(3600)
+
+        def wait() -> None:
             try:
-                job._call(job.components.clock.sleep(3600))
+                job._call(sleep())
             except Unavailable as error:
                 raised.append(error)
 

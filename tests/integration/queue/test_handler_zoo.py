@@ -29,11 +29,7 @@ OUTCOMES = {
     "plg:queue:message-lost": "lost",
 }
 FINAL = {"completed", "cancelled", "dead"}
-OPTIONS: dict[str, Any] = {
-    "backoff": lambda _: 0.0,
-    "poll_interval": 0.2,
-    "visibility_timeout": 3.0,
-}
+OPTIONS: dict[str, Any] = {"backoff": lambda _: 0.0, "poll_interval": 0.2}
 TIMEOUT = 0.15
 PATIENCE = 60.0
 """Seconds after which a message has waited in vain."""
@@ -81,8 +77,14 @@ class Show:
         self._concurrency = {"alone": 1, "company": 3, "stop": 1}.get(situation, 2)
         # Handlers that wait for others may wait in vain once one of them stops the queue.
         grace = 0.2 if situation == "stop" else 1.0 if case.stops else 60.0
+        # Only there a claim is left to lapse.
+        visibility = 3.0 if situation in {"stop", "loss"} else 60.0
         self._queue = QueuePlugin(
-            resource=f"r{number}", concurrency=self._concurrency, grace=grace, **OPTIONS
+            resource=f"r{number}",
+            concurrency=self._concurrency,
+            grace=grace,
+            visibility_timeout=visibility,
+            **OPTIONS,
         )
         self._scene = Scene(situation, self._queue, database)
         self._id = ""

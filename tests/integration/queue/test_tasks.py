@@ -154,8 +154,13 @@ async def test_a_worker_claims_only_messages_of_tasks_that_it_knows(db: Database
     found = await queue.get(ids[1])
     assert found is not None
     assert (found.task, found.deliveries) == ("new", 0)
-    (worker,) = (await read_queues_status(db.store, db.components)).queue("tasks").workers
-    assert worker.tasks == ("old",)
+
+    async def is_known() -> bool:
+        workers = (await read_queues_status(db.store, db.components)).queue("tasks").workers
+        return [worker.tasks for worker in workers] == [("old",)]
+
+    # It is told with a heartbeat.
+    await until(is_known)
 
     @queue.task(name="new")
     async def run_new(n: int) -> None:

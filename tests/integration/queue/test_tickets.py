@@ -16,6 +16,7 @@ from jobsync import Database, Event, Fenced, Invalid, QueuePlugin, Record, Store
 from jobsync.queue.backend import EndedClaim, Message, NewMessage, Settlement
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.bell import FOLLOW_UP, READ_INTERVAL
+from jobsync.queue.pages.dispatcher import _is_news
 from jobsync.queue.pages.page import PageMark, name_page
 from jobsync.queue.pages.tickets import Ticket, WatchDuty
 from jobsync.queue.settings import QueueOrder
@@ -419,6 +420,56 @@ async def test_only_the_coordinator_and_the_deputy_watch_claims(fleet: Fleet) ->
     fleet.location.clock.ahead += READ_INTERVAL
     await follower.listen()
     assert await follower.claim(suspects=True) == ["id-1"]
+
+
+async def test_a_deputy_that_leaves_is_replaced_although_nothing_else_happens(
+    fleet: Fleet,
+) -> None:
+    """No bell rings and no page is new: the ticket says who watches claims all the same."""
+    leader, _, follower, producer = fleet.processes
+    other = await fleet.start("other")
+    other.fleet.epoch = 1
+    leader.fleet.workers = ["deputy", "follower", "other"]
+    leader.fleet.living |= {"other"}
+    await fleet.pass_time(60)
+    before = await fleet.read_ticket()
+    assert before is not None
+    assert before.deputy == "deputy"
+    leader.fleet.workers = ["follower", "other"]
+    leader.fleet.living -= {"deputy"}
+    await fleet.pass_time(60)
+    assert await fleet.read_ticket() == msgspec.structs.replace(before, deputy="follower")
+    # It is read with the next ring.
+    await producer.push(1)
+    await follower.listen()
+    assert await follower.claim() == ["id-1"]
+    assert follower.backend._tickets.duty is WatchDuty.DEPUTY
+
+
+PAGES = (("live/p1", "v1", 1), ("live/p2", "v1", 1))
+NEWS: list[tuple[str, Any, bool]] = [
+    ("bell", 8, True),
+    ("is_settled", True, True),
+    ("deputy", "somebody", True),
+    ("pages", (*PAGES, ("live/p3", "v1", 1)), True),
+    ("pages", PAGES[:1], False),
+    ("pages", (PAGES[0], ("live/p2", "v2", 3)), False),
+    ("has_more", True, False),
+    ("frontier", "live/p1", False),
+    ("frontiers", ("live/p1",), False),
+    ("due", 5.0, False),
+]
+"""Changes of one field of a ticket, and whether they are published by themselves."""
+
+
+@pytest.mark.parametrize(("field", "value", "is_news"), NEWS)
+def test_a_change_of_one_field_is_published_if_workers_look_for_it(
+    field: str, value: Any, *, is_news: bool
+) -> None:
+    """What they see when they look anyway is not."""
+    ticket = Ticket(bell=7, pages=PAGES, deputy="deputy")
+    assert _is_news(ticket, msgspec.structs.replace(ticket, **{field: value})) is is_news
+    assert {each for each, _, _ in NEWS} == {*Ticket.__struct_fields__}
 
 
 async def test_a_page_that_is_claimed_long_after_its_ring_is_watched(fleet: Fleet) -> None:

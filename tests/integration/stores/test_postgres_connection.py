@@ -78,16 +78,24 @@ async def test_an_error_leaves_the_connection_usable(connection: PostgresConnect
 
 async def test_each_statement_has_the_full_timeout(connection: PostgresConnection) -> None:
     """One timer serves all statements, and is moved when it fires before the last deadline."""
-    connection.statement_timeout = 0.5
-    for _ in range(4):
-        await connection.run("SELECT pg_sleep(0.3)", ())
+    await connection.run("SELECT 1", ())
+    first = connection._timer
+    assert first is not None
+    running = asyncio.create_task(connection.run("SELECT pg_sleep(0.3)", ()))
+    await asyncio.sleep(0)
+    assert connection._timer is first
+    connection._check_deadline()
+    assert connection._timer is not None
+    assert connection._timer.when() > first.when()
+    await running
     assert not connection.closed
 
 
 async def test_a_statement_that_takes_too_long_times_out(connection: PostgresConnection) -> None:
     """Its answer would be taken for the next one's, so the connection is closed."""
-    connection.statement_timeout = 0.2
     await connection.run("SELECT pg_sleep(0.1)", ())
+    connection._check_deadline()
+    connection.statement_timeout = 0.2
     with pytest.raises(TimeoutError):
         await connection.run("SELECT pg_sleep(60)", ())
     assert connection.closed
@@ -97,10 +105,10 @@ async def test_a_timer_that_fires_without_a_statement_is_set_again(
     connection: PostgresConnection,
 ) -> None:
     """A statement after a pause times out too."""
-    connection.statement_timeout = 0.1
     await connection.run("SELECT 1", ())
     connection._check_deadline()
     assert connection._timer is None
+    connection.statement_timeout = 0.1
     with pytest.raises(TimeoutError):
         await connection.run("SELECT pg_sleep(60)", ())
 

@@ -142,8 +142,8 @@ async def test_all_loops_look_again_when_the_connection_was_lost(
         async with asyncio.timeout(10):
             await waiting
         assert other.woken.wait(10)
-        assert len(list_listening(admin)) == 1
-        assert list_listening(admin) != lost
+        # The server may list the lost one for a moment.
+        assert len(set(list_listening(admin)) - set(lost)) == 1
         other.woken.clear()
         waiting = asyncio.create_task(store.wait("n/", 60))
         await asyncio.sleep(0)
@@ -161,7 +161,7 @@ async def test_the_last_store_ends_it(
         await store.close()
         assert list_threads() == ["jobsync-listener"]
         assert len(list_listening(admin)) == 1
-    assert list_threads() == []
+    await until(lambda: not list_threads(), "no thread is left")
     await until(lambda: not list_listening(admin), "nothing listens")
 
 
@@ -177,7 +177,7 @@ async def test_a_loop_that_ends_without_closing_its_store_ends_it(
         assert list_threads() == ["jobsync-listener"]
 
     await asyncio.to_thread(asyncio.run, forget())
-    assert list_threads() == []
+    await until(lambda: not list_threads(), "no thread is left")
     await until(lambda: not list_listening(admin), "nothing listens")
     for _, connection in stores[0]._pool._idle:
         await connection.close()

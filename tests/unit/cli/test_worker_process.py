@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import threading
 
 import msgspec
 import pytest
@@ -109,3 +110,21 @@ def test_a_supervisor_passes_signals_within_half_a_second_on_once(
     clock.now += 0.01
     supervisor._stop(signal.SIGINT)
     assert sent == [signal.SIGTERM] * 2
+
+
+def test_the_last_line_is_written_although_the_log_is_blocked(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: it was lost if the log took more than a moment. A process that goes on logs later."""
+    may_log = threading.Event()
+
+    class BlockedLog:
+        def log(self, *_: object) -> None:
+            may_log.wait()
+
+    monkeypatch.setattr(worker_process, "_log", BlockedLog())
+    monkeypatch.setattr(worker_process, "_LOG_TIME", 0.001)
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        worker_process._log_briefly(level, f"at {level}")
+    may_log.set()
+    assert capfd.readouterr().err == "jobsync: at 30\njobsync: at 40\n"
