@@ -140,8 +140,11 @@ class WorkerProcess:
     async def _disconnect(self) -> int:
         """Disconnect, and wait for running work within the grace period; return the exit code."""
         waiting = asyncio.create_task(self._log_wait())
+        # The loop may have been blocked since the signal.
+        since = self._stop_since
+        passed = 0.0 if since is None else self._clock.mono() - since
         try:
-            await self._database.disconnect(within=self._grace)
+            await self._database.disconnect(within=max(0.0, self._grace - passed))
         finally:
             waiting.cancel()
         if self._is_late:

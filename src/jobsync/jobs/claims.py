@@ -304,7 +304,7 @@ class Claims:
             node=self._node,
             owner=self._membership.incarnation,
             number=number,
-            run=1 if base is None else read_claim(base).run + 1,
+            run=1 if base is None or base.deleted else read_claim(base).run + 1,
             state="running",
             started=self.store_clock.now,
         )

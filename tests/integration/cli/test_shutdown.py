@@ -112,7 +112,9 @@ async def test_a_process_ends_although_the_store_is_silent(
             proxy.drop_request(count=1_000_000)
             stopped = worker.stop()
             assert await worker.ended() == 1, worker.log
-            assert "work did not end by itself (grace: 1 s)" in worker.log
+            # The second one, if the machine stops for a moment.
+            reasons = ("work did not end by itself", "the process was still running")
+            assert any(reason in worker.log for reason in reasons), worker.log
             took = round(now() - stopped, 2)
     proof.record("shutdown", kind="silent postgres", grace_s=float(GRACE), took_s=took)
 
