@@ -9,6 +9,7 @@ from jobsync.components import Components
 from jobsync.core import filters
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape, unescape
+from jobsync.core.messages import FINISHED
 from jobsync.errors import Invalid
 from jobsync.queue.backend import MessageInfo, QueuePart
 from jobsync.queue.opening import open_directory
@@ -93,7 +94,8 @@ class MessageRecords(StoreDecorator):
         self._refuse(keys)
 
     def _contains(self, info: MessageInfo) -> bool:
-        return info.queue == self._queue and (info.state == "dead") == (self._part == "dead")
+        is_in_part = info.state == "dead" if self._part == "dead" else info.state not in FINISHED
+        return info.queue == self._queue and is_in_part
 
     def _refuse(self, value: object) -> NoReturn:
         raise Invalid(

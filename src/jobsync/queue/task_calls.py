@@ -228,7 +228,11 @@ class TaskCalls(ABC):
         for each in data:
             if isinstance(each, Mapping) and not isinstance(each, EncodedArguments):
                 known.signature.check(each)
-        return {**known.options, **options}
+        defaults = known.options
+        if "key" in options and options["key"] is None:
+            # They say what a key does.
+            defaults = {n: v for n, v in defaults.items() if n not in ("key_ttl", "replace")}
+        return {**defaults, **options}
 
     def _warn_of_unknown(self, task: str) -> None:
         """Report a task that only another process can have, once per name.

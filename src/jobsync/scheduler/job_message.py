@@ -99,7 +99,9 @@ class JobMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _send(self, database: Database, context: JobContext, found: Any) -> str:
         data = await await_result(found)
-        options = dict(self.options) | {"key": build_key(context), "key_ttl": _KEY_TTL}
+        # A task may have options of its own, which replace a message: one of a run is never.
+        own = {"key": build_key(context), "key_ttl": _KEY_TTL, "replace": False}
+        options = {**self.options, **own}
         resource = database.resource(self.resource)
         return await resource.enqueue(data, namespace=self.namespace, **options)
 

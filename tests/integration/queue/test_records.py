@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from jobsync import Database, Document, Invalid, QueuePlugin
 from jobsync.core.keys import escape
@@ -54,6 +55,26 @@ async def test_unfinished_messages_are_records(db: Database) -> None:
     assert [each.id for each in second.items] == sorted(ids)[10:]
     assert await db.resource("plg_texts_others_queue").count() == 1
     assert await db.resource("plg_emails_tasks_dead").count() == 0
+
+
+async def test_a_finished_message_is_no_record_of_the_queue(db: Database) -> None:
+    """Found: one that was completed or cancelled was found by its id, and in no list."""
+
+    async def handle(task: Document) -> None:
+        if task.n == "dead":
+            raise ValueError(task.n)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", max_attempts=1))
+    ids = {n: await queue.enqueue({"n": n}) for n in ("completed", "cancelled", "dead")}
+    waiting = await queue.enqueue({"n": "waiting"}, delay=3600)
+    await queue.cancel(ids["cancelled"])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == queue.stats()["dead"] == 1)
+    live, dead = db.resource("plg_default_tasks_queue"), db.resource("plg_default_tasks_dead")
+    wanted = [*ids.values(), waiting]
+    for face, expected in ((live, [waiting]), (dead, [ids["dead"]])):
+        assert await face.list_ids() == expected
+        assert [name for name in wanted if await face.get(name) is not None] == expected
 
 
 async def test_a_range_of_messages_is_listed(db: Database) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -101,6 +101,25 @@ async def test_data_is_a_dict_or_a_function(url: str, data: Any, found: Any) -> 
         assert (info.id, info.max_attempts) == (name, 7)
         assert await read_messages(queue) == [found]
         assert (await scheduler.job_status("nightly")).queue == "reports"
+
+
+async def test_a_message_of_a_run_is_one_although_its_task_replaces_messages(url: str) -> None:
+    """Found: a run that was resumed after its message had ended enqueued a second one."""
+    queue = make_queue("reports")
+
+    @queue.task(name="report", key="nightly", key_ttl=60, replace=True)
+    async def report() -> None:
+        raise NotImplementedError
+
+    message = parse_message("nightly", {"resource": "reports", "task": "report", "data": {}})
+    run = JobContext(job_name="nightly", execution_id="1", scheduled_at=datetime.now(UTC))
+    async with Database(url, plugins=[queue], work=False) as database:
+        first = await message._send(database, run, {})
+        assert await queue.cancel(first)
+        assert await message._send(database, run, {}) == first
+        # A caller may do without the key of the task.
+        free = report.with_options(key=None)
+        assert len({(await free.enqueue()).id for _ in range(2)}) == 2
 
 
 async def test_a_function_that_fails_is_retried(url: str) -> None:

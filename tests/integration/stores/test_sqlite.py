@@ -538,6 +538,22 @@ async def test_versions_of_an_earlier_boot_are_older_than_any_timeout(
     await store.close()
 
 
+async def test_without_an_id_of_the_boot_a_time_to_come_is_of_an_earlier_one(
+    path: Path, clock: Any
+) -> None:
+    """Found: its age was negative, so that no session of before the reboot was ever dead."""
+    system = Components.system()
+    components = Components(clock=clock, randomness=system.randomness, events=system.events)
+    clock.boot_id = 0
+    store = await SqliteStore.connect(path, components)
+    clock.mono_seconds = 50_000.0
+    record = await store.create("session/w1", 1)
+    ages = {50_000.0: 0.0, 50_007.0: 7.0, 49_999.0: math.inf, 5.0: math.inf}
+    for clock.mono_seconds, age in ages.items():
+        assert await store.age(record) == age
+    await store.close()
+
+
 async def test_a_heartbeat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
     """A write of one record is one statement in its own transaction."""
     record = await store.create("session/w1", 0)

@@ -332,7 +332,9 @@ class SqliteStore(Store):
         if not rows:
             return None
         ((boot, written),) = rows
-        return self._clock.mono().seconds - written if boot == self._clock.boot() else math.inf
+        age = self._clock.mono().seconds - written
+        # Without an id of the boot, a time that is still to come is of an earlier one.
+        return age if boot == self._clock.boot() and age >= 0 else math.inf
 
     async def close(self) -> None:
         """Close both files."""
