@@ -122,6 +122,27 @@ async def test_a_task_that_its_live_owner_has_ended_can_be_claimed_again(
     assert not second.is_refused("x")
 
 
+@pytest.mark.parametrize(
+    ("state", "is_refused"), [("running", True), ("done", True), ("failed", False)]
+)
+async def test_how_a_task_ended_elsewhere_counts_once_it_is_read_again(
+    nodes: ClaimNodes, state: ClaimState, is_refused: bool
+) -> None:
+    """It ran there at a handover: what failed can be claimed at once, what was done later."""
+    first, second = nodes.node("a"), nodes.node("b")
+    await claim(first, "x")
+    await second.foreign.load({TOKEN}, {})
+    if state != "running":
+        await first.finish(["x"], state)
+    nodes.pass_time(MEMORY - 1)
+    await second.foreign.refresh()
+    assert second.is_refused("x")
+    nodes.pass_time(1)
+    await second.foreign.refresh()
+    assert second.is_refused("x") is is_refused
+    assert (await claim(second, "x") == {}) is not is_refused
+
+
 async def test_a_late_end_is_refused(nodes: ClaimNodes) -> None:
     """A node that was declared dead gets an error if another node has its task."""
     first, second = nodes.node("a"), nodes.node("b")

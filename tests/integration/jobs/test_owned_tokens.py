@@ -7,7 +7,7 @@ import pytest
 from claim_nodes import MEMORY, TOKEN, ClaimNodes, claim
 
 from jobsync.coordination.session import Session
-from jobsync.core.assignment import NodeRef, Plan
+from jobsync.core.assignment import Assignment, Exceptions, Exempt, NodeRef, Plan, TokenMove
 from jobsync.core.handover import assign
 from jobsync.jobs import owned_tokens as owned_tokens_module
 from jobsync.jobs.claims import Claims
@@ -71,6 +71,52 @@ def alone() -> Plan:
     return assign(Plan.empty(TOTAL), [FIRST])
 
 
+def exchanged() -> tuple[Plan, Plan]:
+    """Return two plans: between them the first node loses, gains and keeps tokens and tasks.
+
+    Token 0 is kept, 1 is lost, 2 is gained, and 3 belongs to the second node.
+    """
+    nodes = (FIRST, SECOND)
+    away, own = Exempt("away", 0, 2), Exempt("own", 3, 1)
+    before = Plan(
+        Assignment(1, 4, nodes, (0, 2), (1, 2)),
+        Exceptions(nodes, (away, Exempt("away-until-now", 0, 2), own, Exempt("own-lost", 3, 1))),
+    )
+    after = Plan(
+        Assignment(2, 4, nodes, (0, 3), (1, 2), (TokenMove(1, 2, 2, (1,), (1,)),)),
+        Exceptions(
+            nodes,
+            (
+                away,
+                Exempt("away-from-now", 0, 1, 2, 2),
+                own,
+                Exempt("own-gained", 3, 1),
+                Exempt("own-lost", 3, 1, 2, 2),
+            ),
+        ),
+    )
+    return before, after
+
+
+TASKS = {
+    "of-0": 0,
+    "of-1": 1,
+    "of-2": 2,
+    "of-3": 3,
+    "away": 0,
+    "away-from-now": 0,
+    "away-until-now": 0,
+    "own": 3,
+    "own-gained": 3,
+    "own-lost": 3,
+}
+
+
+def list_owned(owner: Owner) -> set[str]:
+    """Return which of these tasks a node owns now."""
+    return {task for task, token in TASKS.items() if owner.owned_tokens.owns(task, token)}
+
+
 def shared() -> tuple[Plan, int]:
     """Return the plan that moves half to a second node, and one of the moved tokens."""
     plan = assign(alone(), [FIRST, SECOND])
@@ -86,6 +132,40 @@ async def test_a_revocation_is_acknowledged(owner: Owner) -> None:
     assert not owner.owned_tokens.owns("x", token)
     assert owner.registration.applied == [plan.assignment.number]
     assert [len(change.removed) for change in owner.changes] == [0, TOTAL // 2]
+
+
+async def test_a_node_that_loses_and_gains_at_once_has_only_what_it_keeps_meanwhile(
+    nodes: ClaimNodes, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and single tasks: what it gains is used after the claims of others were read."""
+    before, after = exchanged()
+    await owner.owned_tokens.apply(before)
+    had = {"of-0", "of-1", "away-from-now", "own", "own-lost"}
+    assert list_owned(owner) == had
+    nodes.store.gate = asyncio.Event()
+    in_flight = asyncio.create_task(owner.claims.add({"of-1": 1}, 1, lambda *_: True))
+    await asyncio.sleep(0)
+    read: list[set[int]] = []
+    load = owner.claims.foreign.load
+
+    async def spy(tokens: Any, recent: Any) -> None:
+        read.append(set(tokens))
+        assert list_owned(owner) == kept
+        await load(tokens, recent)
+
+    monkeypatch.setattr(owner.claims.foreign, "load", spy)
+    applying = asyncio.create_task(owner.owned_tokens.apply(after))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    kept = {"of-0", "own"}
+    assert list_owned(owner) == kept
+    assert owner.registration.applied == []
+    nodes.store.gate.set()
+    await asyncio.gather(in_flight, applying)
+    assert owner.registration.applied == [2]
+    assert list_owned(owner) == {"of-0", "of-2", "away-until-now", "own", "own-gained"}
+    # Of the token that it gains, of the task that it gains, and of the one that it has back.
+    assert read == [{2, 3, 0}]
 
 
 async def test_a_positive_answer_holds_until_the_claim(owner: Owner) -> None:

@@ -1,6 +1,7 @@
 """The store of pins: one sheet per node, replaced in one write."""
 
 import asyncio
+import math
 
 import msgspec
 import pytest
@@ -126,6 +127,27 @@ async def test_a_renewed_pin_is_not_removed(store: Store) -> None:
     await pin_store.add("a", [pin("t")])
     assert await pin_store.remove_expired() == 0
     assert len(await pin_store.list_active()) == 1
+
+
+@pytest.mark.parametrize("end", ["removed", "renewed", "expired"])
+async def test_pins_that_are_gone_are_not_waited_for(store: Store, end: str) -> None:
+    """What is known of an expiry is that of the pins that were read last."""
+    pin_store = pin_store_on(store)
+    now = (await pin_store.now()).seconds
+    soon = pin("t", expires_at=now + 60)
+    await pin_store.add("a", [soon])
+    await pin_store.list_active()
+    assert 0 < pin_store.valid_for <= 60
+    if end == "removed":
+        await pin_store.remove_by("a")
+    elif end == "renewed":
+        await pin_store.add("a", [pin("t")])
+    else:
+        await pin_store.add("a", [msgspec.structs.replace(soon, expires_at=now - 1)])
+    await pin_store.list_active()
+    assert pin_store.valid_for == math.inf
+    assert await pin_store.remove_expired() == (end == "expired")
+    assert await pin_store.remove_expired() == 0
 
 
 async def test_an_unreadable_sheet_hides_no_other(store: Store) -> None:

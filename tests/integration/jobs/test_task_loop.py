@@ -1,13 +1,14 @@
 """Task loops: each task is done once; a task that is pending again is done again."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from chance import FakeClock
 from claim_nodes import TOKEN, ClaimNodes
 
-from jobsync.errors import Unavailable
+from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.jobs.local_node import LocalNode
 from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
@@ -107,6 +108,45 @@ def test_a_loop_left_early_fails_its_task(nodes: ClaimNodes, is_function: bool) 
     tasks.close()  # type: ignore[attr-defined]
     assert state(nodes, "1") == "failed"
     assert names(loop(OwningNode(nodes, "b"), [1])) == ["1"]
+
+
+@pytest.mark.parametrize(
+    "error", [None, Unavailable("store", "silent"), OutcomeUnknown("x", "lost"), KeyError("x")]
+)
+@pytest.mark.parametrize("end", ["the next is requested", "the loop is left", "it is not claimed"])
+def test_a_task_is_in_the_hands_of_its_loop_until_it_has_ended(
+    nodes: ClaimNodes, monkeypatch: pytest.MonkeyPatch, end: str, error: Exception | None
+) -> None:
+    """However that goes: a task that is kept there could not be marked in any other way."""
+    node = OwningNode(nodes, "a")
+    in_blocks: set[str] = set()
+    tasks = run_blocking(TaskLoop(node, FakeClock(), [1, 2], in_blocks), run)
+    seen: list[set[str]] = []
+
+    async def fail(*_: Any) -> dict[str, str]:
+        seen.append({*in_blocks})
+        monkeypatch.undo()
+        if error is not None:
+            raise error
+        return {"1": "another node was first"}
+
+    if end == "it is not claimed":
+        monkeypatch.setattr(node, "claim", fail)
+    else:
+        assert next(tasks).text == "1"
+        assert in_blocks == {"1"}
+        monkeypatch.setattr(node, "finish", fail)
+    raises = not (error is None or isinstance(error, Unavailable | OutcomeUnknown))
+    with pytest.raises(KeyError) if raises else nullcontext():
+        if end == "the loop is left":
+            tasks.close()
+        else:
+            # What was not claimed is left to the next round; so is what follows an outage.
+            in_work = {next(tasks).text}
+            assert in_blocks == in_work
+            tasks.close()
+    assert seen == [{"1"}]
+    assert in_blocks == set()
 
 
 def test_a_function_is_called_until_it_returns_nothing(nodes: ClaimNodes) -> None:

@@ -220,6 +220,50 @@ async def test_after_a_reboot_all_claims_have_lapsed(
     assert left.lapse == (10 * DAY if is_newer_there else None)
 
 
+@pytest.mark.parametrize("step", [-HOUR, -100.0, 0.0, 100.0, HOUR])
+async def test_completed_messages_of_one_claim_are_kept_by_their_own_times(
+    start: "Start", clock: FakeClock, step: float
+) -> None:
+    """Also if the wall clock was set between them: none is removed because another one is old."""
+    backend = await start()
+    await push(backend, "a", "b")
+    ended = {}
+    for message in await claim(backend):
+        done = Settlement(receipt=message.receipt, move="complete")
+        assert await backend.settle([done]) == [True]
+        ended[message.id] = clock.wall_seconds
+        clock.wall_seconds += step
+    first, last = min(ended.values()), max(ended.values())
+    clock.wall_seconds = first + 60.5
+    old = {name for name, at in ended.items() if at == first}
+    assert await backend.forget("completed", older_than=60) <= len(old)
+    left = {each.id for each in await backend.browse("completed")}
+    assert left >= ended.keys() - old
+    clock.wall_seconds = last + 60.5
+    assert await backend.forget("completed", older_than=60) == len(left)
+    assert await backend.browse("completed") == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_after_a_reboot_a_renewal_keeps_only_the_messages_that_it_names(
+    start: "Start", clock: FakeClock, count: int
+) -> None:
+    """The others of the same claim have lapsed, however long it was to hold before the reboot."""
+    before = await start()
+    await push(before, "a", "b", "c")
+    messages = await claim(before)
+    reboot(clock)
+    after = await start()
+    kept = messages[:count]
+    assert await after.extend([each.receipt for each in kept], HOUR) == [True] * count
+    ended = [each.id for each in await after.end_claims()]
+    assert ended == [each.id for each in messages[count:]]
+    await clock.sleep(HOUR - 1)
+    assert await after.end_claims() == []
+    await clock.sleep(1)
+    assert [each.id for each in await after.end_claims()] == [each.id for each in kept]
+
+
 async def test_what_is_left_of_a_delay_is_computed_once(start: "Start", clock: FakeClock) -> None:
     """A wall clock that is corrected after the first look changes nothing any more."""
     await push(await start(), "a", delay=60.0)

@@ -1,15 +1,34 @@
-"""Which nodes of a fleet own tokens, and when the leader reads the pins."""
+"""Which nodes of a fleet own tokens, and when the leader looks, reads the pins and decides."""
 
+import asyncio
 import itertools
+from collections.abc import Collection
+from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
+from chance import FakeClock, SeededRandomness
+from waiting import until
 
-from jobsync.core.assignment import NodeRef, Plan
+from jobsync import Components, Membership, Term
+from jobsync.core.assignment import (
+    Assignment,
+    Exceptions,
+    Exempt,
+    NodeRef,
+    Plan,
+    TokenMove,
+    served_by,
+)
 from jobsync.core.handover import assign
+from jobsync.core.plan_documents import read_plan, to_document
+from jobsync.events import Events
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.rebalancer import Rebalancer, _find_members
 from jobsync.jobs.registration import NodeRecord, find_candidates
+from jobsync.stores.memory import MemoryStore
 
 
 def node(name: str, **changes: Any) -> NodeRecord:
@@ -86,3 +105,108 @@ async def test_pins_are_read_in_each_round_unless_changes_are_reported(
         assert pins == [count]
         found.append(count > before)
     assert found == reads
+
+
+@pytest.mark.parametrize("valid_for", [1.0, 20.0, float("inf")])
+@pytest.mark.parametrize(
+    ("moves", "revoked", "longest"), [(0, 0, 60.0), (1, 0, 5.0), (0, 1, 5.0), (1, 1, 5.0)]
+)
+def test_while_anything_moves_the_leader_looks_in_each_heartbeat(
+    moves: int, revoked: int, longest: float, valid_for: float
+) -> None:
+    """Tokens, or single tasks alone; and when the next pin expires, if that is earlier."""
+    nodes = (NodeRef("a.1", "a"), NodeRef("b.1", "b"))
+    moving = (TokenMove(1, 2, 3, (0,), (1,)),) * moves
+    # One waits for a node, and one stays where it is: neither of them moves.
+    tasks = (Exempt("waits", 0, 0), Exempt("stays", 1, 2), Exempt("moves", 0, 1, 2, 3))
+    plan = Plan(
+        Assignment(3, 4, nodes, (0,), (1,), moving), Exceptions(nodes, tasks[: 2 + revoked])
+    )
+    leader: Any = SimpleNamespace(
+        _membership=SimpleNamespace(timing=SimpleNamespace(heartbeat=5.0)),
+        _interval=60.0,
+        _pins_valid_for=lambda: valid_for,
+    )
+    assert Rebalancer._find_pause(leader, plan) == min(longest, valid_for)
+
+
+class LeadingMembership:
+    """A session in which nobody dies, and nothing changes."""
+
+    timing = SimpleNamespace(heartbeat=0.001)
+
+    def __init__(self) -> None:
+        self.components = Components(
+            clock=FakeClock(), randomness=SeededRandomness(1), events=Events()
+        )
+        self.store = MemoryStore(components=self.components)
+        self._watched: frozenset[str] = frozenset()
+
+    def watch(self, _: str, incarnations: Collection[str]) -> None:
+        self._watched = frozenset(incarnations)
+
+    def watched(self, _: str) -> frozenset[str]:
+        return self._watched
+
+    def is_dead(self, _: str) -> bool:
+        return False
+
+    async def change(self) -> None:
+        await asyncio.Event().wait()
+
+    def publish(self, **_: int) -> None:
+        return
+
+
+async def test_a_node_that_leads_again_continues_where_another_one_stopped() -> None:
+    """Nothing has changed since it decided in its first term, except what was decided since."""
+    membership, keys = LeadingMembership(), JobKeys("sync_")
+    store = membership.store
+
+    async def read_nothing() -> list[Any]:
+        return []
+
+    leader = Rebalancer(
+        cast("Membership", membership),
+        keys,
+        total=12,
+        token_of=lambda _: 0,
+        node="a",
+        interval=0.001,
+        read_pins=read_nothing,
+        pins_valid_for=lambda: float("inf"),
+        on_published=lambda: None,
+        restore=read_nothing,
+    )
+    for name in "ab":
+        await store.create(keys.node(name), msgspec.to_builtins(node(name)))
+
+    async def read_served() -> set[str]:
+        record = await store.get(keys.assignment)
+        if record is None or record.value is None:
+            return set()
+        return set(served_by(read_plan(record.value, None, record.key).assignment))
+
+    async def is_shared() -> bool:
+        # Decided, and looked at once more: there is nothing to do.
+        return await read_served() == {"a.1", "b.1"} and leader._decided_on is not None
+
+    async def lead(epoch: int) -> None:
+        term = Term(store, epoch, lambda: True, membership.components.ids)
+        leading = asyncio.create_task(leader.run(term))
+        try:
+            await until(is_shared, "both nodes have tokens", timeout=5.0, interval=0.001)
+        finally:
+            leading.cancel()
+            with suppress(asyncio.CancelledError):
+                await leading
+        assert membership.watched("") == frozenset()
+        assert leader.number is None
+
+    await lead(1)
+    other = Term(store, 2, lambda: True, membership.components.ids)
+    current = read_plan(await other.get(keys.assignment), None, "")
+    alone = assign(current, [NodeRef("b.1", "b")], dead={"a.1"})
+    await other.put(keys.assignment, to_document(alone.assignment))
+    assert await read_served() == {"b.1"}
+    await lead(3)

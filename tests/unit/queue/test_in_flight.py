@@ -1,9 +1,10 @@
 """Claims in flight: a worker believes in one only while it certainly stands in the store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from chance import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,14 +55,19 @@ extensions = st.tuples(
 in_flight_steps = st.lists(st.one_of(durations, extensions), max_size=12)
 
 
-def build_in_flight(backend: ExtendingBackend, clock: FakeClock) -> InFlight:
-    """Return the claims of a worker that nobody listens to."""
+def build_in_flight(
+    backend: ExtendingBackend,
+    clock: FakeClock,
+    session: SimpleNamespace = SESSION,
+    on_lost: Callable[..., object] = lambda *_: None,
+) -> InFlight:
+    """Return the claims of a worker, of which nobody hears unless it is passed."""
     return InFlight(
         cast("QueueBackend", backend),
-        cast("Membership", SimpleNamespace(session=SESSION, trust_left=3600.0)),
+        cast("Membership", SimpleNamespace(session=session, trust_left=3600.0)),
         clock,
         VISIBILITY,
-        cast("WorkerListener", SimpleNamespace(on_lost=lambda *_: None, on_failure=lambda _: None)),
+        cast("WorkerListener", SimpleNamespace(on_lost=on_lost, on_failure=lambda _: None)),
     )
 
 
@@ -131,3 +137,109 @@ def test_a_delivery_that_is_being_settled_stays_when_its_message_comes_again() -
     assert len(in_flight) == 1
     in_flight.remove(deliveries[2])
     assert not in_flight
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+@pytest.mark.parametrize("incarnation", ["me", "me-again"])
+@pytest.mark.parametrize("is_settling", [True, False])
+def test_a_claim_is_that_of_the_session_that_made_it(
+    is_trusted: bool, incarnation: str, is_settling: bool
+) -> None:
+    """The next session of the same worker is trusted too, and has no part in earlier claims.
+
+    Only the store knows what becomes of a claim that is being settled.
+    """
+    clock = FakeClock()
+    session = SimpleNamespace(is_trusted_at=lambda _: True, incarnation="me")
+    lost: list[Any] = []
+    in_flight = build_in_flight(
+        ExtendingBackend(clock), clock, session, lambda *it: lost.append(it)
+    )
+    delivery = in_flight.add(build_message(1), "me", clock.mono())
+    assert in_flight.check(delivery, clock.mono())
+    delivery.is_settling = is_settling
+    session.is_trusted_at, session.incarnation = (lambda _: is_trusted), incarnation
+    is_kept = is_settling or (is_trusted and incarnation == "me")
+    assert in_flight.check(delivery, clock.mono()) is is_kept
+    assert [delivery for delivery, _ in lost] == ([] if is_kept else [delivery])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, VISIBILITY, 30.0])
+@pytest.mark.parametrize("by", ["extend", "confirm", "renew"])
+async def test_an_extension_never_shortens_what_is_believed(by: str, seconds: float) -> None:
+    """The store keeps the longer one, so the worker does; it counts from the request."""
+    clock = FakeClock()
+    backend = ExtendingBackend(clock)
+    backend.due = clock.mono() + VISIBILITY
+    in_flight = build_in_flight(backend, clock)
+    message = build_message(1)
+    added = clock.mono()
+    delivery = in_flight.add(message, "me", added)
+    clock.mono_seconds += 4
+    backend.way = (1.0, 1.0)
+    sent = clock.mono()
+    if by == "extend":
+        assert await in_flight.extend(message, seconds)
+    else:
+        seconds = VISIBILITY
+        await (in_flight.confirm("id-1") if by == "confirm" else in_flight._renew_due())
+    margin = VISIBILITY / 10
+    left = max(0.0, sent - added - max(0.0, VISIBILITY - seconds))
+    end = added + (VISIBILITY - margin + left)
+    assert in_flight.check(delivery, end + -0.01)
+    assert not in_flight.check(delivery, end)
+
+
+class AnsweringBackend(ExtendingBackend):
+    """Something happens in the worker while a renewal is under way; then it is refused."""
+
+    def __init__(self, clock: FakeClock, meanwhile: Callable[[], object]) -> None:
+        super().__init__(clock)
+        self.meanwhile = meanwhile
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        del visibility
+        self.meanwhile()
+        return [False] * len(receipts)
+
+
+@pytest.mark.parametrize("by", ["extend", "confirm", "renew"])
+@pytest.mark.parametrize(
+    ("meanwhile", "lost"),
+    [("nothing", [1]), ("settling", []), ("settled", []), ("claimed again", [1]), ("lost", [1])],
+)
+async def test_a_refused_renewal_counts_only_for_the_claim_that_it_was_about(
+    by: str, meanwhile: str, lost: list[int]
+) -> None:
+    """While it was under way, the claim may have been settled or lost, or the message be here anew.
+
+    A settlement ends the claim in the store, so the renewal after it is refused: nothing is lost.
+    """
+    clock = FakeClock()
+    found: list[int] = []
+
+    def act() -> None:
+        if meanwhile in {"settling", "settled"}:
+            delivery.is_settling = True
+        if meanwhile == "settled":
+            in_flight.remove(delivery)
+        if meanwhile == "claimed again":
+            in_flight.add(build_message(2), "me", clock.mono())
+        if meanwhile == "lost":
+            in_flight.lose(delivery, "the session of this worker is in doubt")
+
+    in_flight = build_in_flight(
+        AnsweringBackend(clock, act),
+        clock,
+        on_lost=lambda delivery, _: found.append(delivery.message.attempt),
+    )
+    message = build_message(1)
+    delivery = in_flight.add(message, "me", clock.mono())
+    clock.mono_seconds += VISIBILITY / 2
+    if by == "extend":
+        await in_flight.extend(message, 5.0)
+    else:
+        await (in_flight.confirm("id-1") if by == "confirm" else in_flight._renew_due())
+    assert found == lost
+    left = {"settling": [1], "claimed again": [2]}
+    assert [each.message.attempt for each in in_flight] == left.get(meanwhile, [])

@@ -1,11 +1,16 @@
 """When a worker claims a suspect, and how long other messages wait for it."""
 
+import itertools
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from jobsync import Components
 from jobsync.core.clock import Clock, Mono
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.reaper import Quarantine
+from jobsync.queue.worker import Worker
 
 SUSPECT, OTHER = cast("Delivery", object()), cast("Delivery", object())
 
@@ -88,3 +93,39 @@ def test_a_quarantine_accepts_any_clock() -> None:
     quarantine = Quarantine(Components.system().clock, 0.0)
     quarantine.notice()
     assert quarantine.wait(is_free=False) == 0
+
+
+@pytest.mark.parametrize("in_flight", [[], [OTHER]])
+@pytest.mark.parametrize("running", [[], [OTHER]])
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_worker_is_alone_when_it_has_no_claim_and_no_handler_runs(
+    is_trusted: bool, running: list[Delivery], in_flight: list[Delivery]
+) -> None:
+    """A handler may run on although its message is settled: a suspect waits for it, too."""
+    quarantine, _ = build()
+    quarantine.notice()
+    worker: Any = SimpleNamespace(
+        _membership=SimpleNamespace(is_trusted=is_trusted),
+        _quarantine=quarantine,
+        _in_flight=in_flight,
+        _slots=SimpleNamespace(running=running),
+    )
+    is_alone = not (running or in_flight)
+    expected = 0.0 if is_alone else 10.0
+    assert Worker._find_wait(worker) == (expected if is_trusted else 0.25)
+
+
+@pytest.mark.parametrize(("quota", "room"), [(None, 8), (20, 8), (10, 4), (6, 0)])
+def test_a_worker_that_rests_for_any_reason_has_no_room(quota: int | None, room: int) -> None:
+    """Each is enough; otherwise there is as much as its slots have, and what is left of a quota."""
+    for is_paused, is_stopping, has_callbacks in itertools.product([False, True], repeat=3):
+        worker: Any = SimpleNamespace(
+            is_paused=is_paused,
+            is_waiting_for_callbacks=has_callbacks,
+            _slots=SimpleNamespace(is_stopping=is_stopping, find_room=lambda: 8),
+            _quota=quota,
+            handled=4,
+            _in_flight=[OTHER, SUSPECT],
+        )
+        is_resting = is_paused or is_stopping or has_callbacks
+        assert max(0, Worker._find_room(worker)) == (0 if is_resting else room)

@@ -79,6 +79,8 @@ class ListingPlan:
         self._noticed = clock.mono()
         self._again: Mono | None = None
         """When to look once more after a ring."""
+        self._is_follow_up = False
+        """Whether the last look was that one."""
         self._looked = _NEVER
         """When there was a listing or a ticket."""
         self._listed = _NEVER
@@ -151,7 +153,7 @@ class ListingPlan:
             is_rung=self._is_rung,
             may_use_ticket=is_news,
         )
-        self._is_rung = False
+        self._is_rung, self._is_follow_up = False, refresh.is_follow_up
         if refresh.is_follow_up:
             self._again = None
         return refresh
@@ -159,6 +161,8 @@ class ListingPlan:
     def repeat(self) -> None:
         """Look again: the last look has failed, or what it has shown is in doubt."""
         self._is_rung = True
+        if self._is_follow_up and self._again is None:
+            self._again = self._clock.mono()
 
     def end(self, *, is_settled: bool = False, is_listed: bool, is_whole: bool) -> None:
         """Record that the look that began has ended.

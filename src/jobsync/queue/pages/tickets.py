@@ -35,6 +35,7 @@ MAX_PAGES = 200
 _FORMAT = 1
 _RETRY: Seconds = 300.0
 """Seconds without another look for a ticket after none was found."""
+_NOW = Mono(float("-inf"))
 _MAX_NUMBER = 2**53
 
 
@@ -122,7 +123,7 @@ class TicketReader:
         self._log = CorruptionLog(f"queue/{queue}", components.events)
         self._ticket: Ticket | None = None
         self._epoch = 0
-        self._next_try = Mono(float("-inf"))
+        self._next_try = _NOW
 
     @property
     def duty(self) -> WatchDuty:
@@ -168,6 +169,5 @@ class TicketReader:
         except Corrupt as corrupt:
             self._log.report(corrupt)
         self._ticket, self._epoch = found
-        if self._ticket is None:
-            self._next_try = self._clock.mono() + _RETRY
+        self._next_try = _NOW if self._ticket is not None else self._clock.mono() + _RETRY
         return self._ticket

@@ -1,0 +1,130 @@
+"""The record of a queue in pages: what several processes write into it, and rely on."""
+
+from collections.abc import Sequence
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components, Record
+from jobsync.events import Events
+from jobsync.queue.pages.control import QueueControl, _ControlRecord
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
+
+RELY = 5.0
+
+
+class SlowStore(StoreDecorator):
+    """A store that bills, and whose answers take time."""
+
+    def __init__(self, inner: MemoryStore, clock: FakeClock) -> None:
+        super().__init__(inner)
+        self.is_billed = True
+        self.clock = clock
+        self.way_back = 0.0
+        self.reads = 0
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        self.reads += 1
+        found = await self.inner.get_many(keys, tombstones=tombstones)
+        self.clock.mono_seconds += self.way_back
+        return found
+
+
+class Processes:
+    """Processes that use one queue, with one clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self._components = Components(
+            clock=self.clock, randomness=SeededRandomness(1), events=Events()
+        )
+        self._memory = MemoryStore(components=self._components)
+
+    def start(self) -> tuple[SlowStore, QueueControl]:
+        """Return the store and the record of the queue, as another process sees them."""
+        store = SlowStore(self._memory, self.clock)
+        return store, QueueControl(store, "mails", self._components)
+
+
+@pytest.fixture
+def processes() -> Processes:
+    """A queue that nobody has used."""
+    return Processes()
+
+
+@pytest.mark.parametrize("steps", ["", "p", "pr", "ppr", "prp", "prprp"])
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_that_messages_have_keys_survives_pauses_by_processes_that_do_not_know_it(
+    processes: Processes, steps: str, is_known: bool
+) -> None:
+    """And a pause survives the first push with a key: each write keeps what is not its own."""
+    _, producer = processes.start()
+    if is_known:
+        await producer.register_keys()
+    for number, step in enumerate(steps):
+        _, operator = processes.start()
+        before = steps[number - 1] if number else "r"
+        changed = await (operator.pause("for a test") if step == "p" else operator.resume())
+        assert changed is (before != step)
+    if not is_known:
+        await producer.register_keys()
+    assert producer.has_keys
+    _, worker = processes.start()
+    assert not worker.has_keys
+    assert await worker.is_paused() is steps.endswith("p")
+    assert worker.has_keys
+
+
+async def test_a_pause_returns_when_nobody_relies_on_a_reading_before_it(
+    processes: Processes,
+) -> None:
+    """Also one of a queue that is paused already: whoever did that may not have waited."""
+    (_, first), (_, second) = processes.start(), processes.start()
+    for control, is_new in ((first, True), (second, False), (first, False)):
+        begun = processes.clock.mono()
+        assert await control.pause("") is is_new
+        assert processes.clock.mono() - begun > RELY
+
+
+@pytest.mark.parametrize("way_back", [0.0, 2.0])
+async def test_a_reading_is_relied_on_from_its_request_on(
+    processes: Processes, way_back: float
+) -> None:
+    """However late it was answered: a pause that was written meanwhile is not in it."""
+    store, worker = processes.start()
+    _, operator = processes.start()
+    store.way_back = way_back
+    assert not await worker.is_paused()
+    await operator._write(_paused(processes))
+    processes.clock.mono_seconds += RELY - way_back - 0.01
+    assert not await worker.is_paused()
+    assert store.reads == 1
+    processes.clock.mono_seconds += 0.01
+    assert await worker.is_paused()
+    assert store.reads == 2
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_who_pauses_or_resumes_a_queue_knows_it_at_once(
+    processes: Processes, is_own: bool
+) -> None:
+    """Others within the time for which they rely on what they have read."""
+    _, worker = processes.start()
+    operator = worker if is_own else processes.start()[1]
+    assert not await worker.is_paused()
+    await operator._write(_paused(processes))
+    assert await worker.is_paused() is is_own
+    processes.clock.mono_seconds += RELY
+    assert await worker.is_paused()
+    await operator.resume()
+    assert await worker.is_paused() is not is_own
+    processes.clock.mono_seconds += RELY
+    assert not await worker.is_paused()
+
+
+def _paused(processes: Processes) -> _ControlRecord:
+    """Return a pause from now on, which nobody waits for."""
+    return _ControlRecord(since=processes.clock.wall_seconds)
