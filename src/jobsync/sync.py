@@ -339,8 +339,12 @@ class _DatabaseThread:
                 home.call(database.connect())
                 return
             if self._background is not None:
-                # A handler has disconnected the database, and could not end the thread.
-                self._end(self._background)
+                # A handler has disconnected the database, and could not end the thread. The rest of
+                # that must not be cut off.
+                try:
+                    self._background.call(database.disconnect(within=None))
+                finally:
+                    self._end(self._background)
             background = self._background = Background(
                 "jobsync-sync", functools.partial(_build_end_error, database.store_name)
             )

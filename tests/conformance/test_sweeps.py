@@ -492,17 +492,36 @@ async def test_an_id_that_the_archive_has_used_is_not_used_again(
         assert {copy.original_id for copy in copies} == {"r0"}
 
 
+@pytest.mark.parametrize(
+    ("stranger", "writes"),
+    [
+        ({"original_id": "stranger"}, 1),
+        # It looks like the copy, and remembers all its writes: none of them was of this move.
+        ({"archived_from": "sessions", "original_id": "r0"}, TRAIL_LENGTH),
+        # It does not remember all of them, and is the copy of something else.
+        ({"archived_from": "others", "original_id": "r0"}, TRAIL_LENGTH + 1),
+        ({"archived_from": "sessions", "original_id": "r1"}, TRAIL_LENGTH + 1),
+        ({}, TRAIL_LENGTH + 1),
+    ],
+)
 async def test_a_stranger_that_takes_the_id_during_the_move_costs_nothing(
-    hooked: HookedStore,
+    hooked: HookedStore, stranger: dict[str, str], writes: int
 ) -> None:
     """The record gets another id in the archive, and both stay."""
     await leave_marked(hooked, KEEP_ID, is_copied=False)
     async with Database(connection=hooked) as database:
         stage = await open_stage(database, KEEP_ID)
-        await database.resources.old.insert({"id": "r0", "original_id": "stranger"})
+        old = database.resources.old
+        await old.insert({"id": "r0", **stranger})
+        for number in range(1, writes):
+            await old.update("r0", {"n": number})
         assert (await stage.sweep()).archived == 1
         assert await stage.list_live() == []
-        assert await stage.list_archived() == ["r0", "stranger"]
+        copies = [copy for copy in await old.list() if copy.id != "r0"]
+        assert [(copy.archived_from, copy.original_id) for copy in copies] == [("sessions", "r0")]
+        kept = await old.get("r0")
+        assert kept is not None
+        assert {name: kept[name] for name in stranger} == stranger
 
 
 @pytest.mark.parametrize("is_applied", [False, True], ids=["lost request", "lost reply"])

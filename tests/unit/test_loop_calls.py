@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from jobsync.errors import Unavailable
-from jobsync.loop_calls import Background
+from jobsync.loop_calls import Background, LoopCalls
 
 LONG = 60.0
 
@@ -33,3 +33,43 @@ async def test_a_cancelled_task_ends_after_the_call_that_it_awaits() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(background.stop)
+
+
+@pytest.mark.parametrize("end", ["end", "fail_unstarted"])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_call_after_the_end_fails_at_once_whether_or_not_the_loop_is_closed(
+    end: str, *, is_closed: bool
+) -> None:
+    """Each one, also those that had been queued: nobody waits for a loop that starts nothing."""
+    loop = asyncio.new_event_loop()
+    calls = LoopCalls(loop, lambda: Unavailable("store", "it has ended", "connect again"))
+    calls.open()
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+
+    errors: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            calls.call(work(number))
+        except Unavailable as error:
+            errors.append(error)
+
+    def start(number: int) -> threading.Thread:
+        thread = threading.Thread(target=call, args=[number], daemon=True)
+        thread.start()
+        return thread
+
+    early = start(0)
+    while not calls._queued:
+        early.join(0.001)
+    getattr(calls, end)()
+    if is_closed:
+        loop.close()
+    for thread in (early, start(1), start(2)):
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert (len(errors), begun) == (3, [])
+    loop.close()

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from jobsync.errors import Invalid
 from jobsync.user_code import (
     FunctionEnd,
     UserTasks,
@@ -240,6 +241,39 @@ async def test_the_first_error_of_tasks_is_raised_and_the_others_are_reported(
     await asyncio.wait([watching])
     assert watching.cancelled() or str(watching.exception()) == errors[0]
     assert watching.cancelled() == (not errors)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "before and after"])
+@pytest.mark.parametrize("inner_forgets", [False, True])
+def test_a_function_within_a_function_answers_for_its_own_coroutines(
+    when: str, *, inner_forgets: bool
+) -> None:
+    """Whatever the inner one made, and whenever the outer one has made its own."""
+
+    async def save() -> None:
+        raise AssertionError("nobody awaits it")
+
+    def inner() -> None:
+        if inner_forgets:
+            note_coroutine(save())
+
+    ends: list[FunctionEnd] = []
+
+    def outer() -> None:
+        if "before" in when:
+            note_coroutine(save())
+        ends.append(call_function(inner, kind="a handler"))
+        if "after" in when:
+            note_coroutine(save())
+
+    for _ in range(2):
+        end = call_function(outer, kind="a handler")
+        assert isinstance(end.error, Invalid)
+        assert isinstance(ends[-1].error, Invalid) == inner_forgets
+        # Outside of functions nothing is remembered.
+        work = save()
+        note_coroutine(work)
+        work.close()
 
 
 def test_a_coroutine_that_a_plain_function_forgot_is_its_error() -> None:

@@ -172,6 +172,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it has something to do apart from its next instant."""
         return bool(self.running or self.queued or self.requests or self.gaps or self.lost)
 
+    @property
+    def is_special(self) -> bool:
+        """Whether operators have paused, edited or removed it, or asked for a run."""
+        return bool(self.pause or self.edits or self.requests or self.is_removed)
+
     def find_run(self, run_id: str) -> ActiveRun | None:
         """Return a run that has not ended."""
         return next((run for run in self.running if run.id == run_id), None)

@@ -231,7 +231,9 @@ class TaskCalls(ABC):
         defaults = known.options
         if "key" in options and options["key"] is None:
             # They say what a key does.
-            defaults = {n: v for n, v in defaults.items() if n not in ("key_ttl", "replace")}
+            defaults = defaults.copy()
+            defaults.pop("key_ttl", None)
+            defaults.pop("replace", None)
         return {**defaults, **options}
 
     def _warn_of_unknown(self, task: str) -> None:

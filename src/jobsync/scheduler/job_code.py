@@ -141,9 +141,9 @@ class JobCode:
                 except (Corrupt, NewerFormat) as error:
                     self._jobs.report(name, error)
                     after, is_changed = None, False
-                is_current = is_current and after == definition
-                if is_changed:
-                    replaced[name] = False
+                is_current = is_current and after is not None and after.definition == definition
+                if is_changed and after is not None:
+                    replaced[name] = after.is_special
         if replaced:
             await self._jobs.edits.note(replaced)
         return is_current
@@ -194,11 +194,11 @@ class JobCode:
 
     async def _redefine(
         self, name: str, definition: JobDefinition, worker: str, now: float
-    ) -> tuple[JobDefinition | None, bool]:
+    ) -> tuple[JobState | None, bool]:
         """Replace a stored definition, unless it is newer.
 
         Returns:
-            The definition that is stored now, and whether anything was changed.
+            What is stored now, and whether anything was changed.
         """
         before: list[JobState] = []
 
@@ -208,12 +208,12 @@ class JobCode:
 
         stored = await self._jobs.change(name, decide)
         if stored is None or not before:
-            return definition if stored else None, stored is not None
+            return stored.state if stored else None, stored is not None
         if before[0].definition != definition:
             differing = _find_differences(before[0].definition, definition)
             by = stored.state.defined_by
             self._emit(events.JobDefinitionReplaced(job_name=name, fields=differing, by=by))
-        return stored.state.definition, stored.state != before[0]
+        return stored.state, stored.state != before[0]
 
 
 def _differs(state: JobState, definition: JobDefinition) -> bool:

@@ -207,7 +207,7 @@ class JobOperations:
         reason = check_plain_text("reason", reason)
         now = await self._jobs.measure_time()
         stop = JobPause(at=now, by=self._by, reason=reason)
-        return await self._change(name, lambda state: pause(state, stop), is_special=True)
+        return await self._change(name, lambda state: pause(state, stop))
 
     async def resume(self, name: str) -> bool:
         """Fire a job again; False if it is fired. What was due meanwhile is skipped."""
@@ -222,12 +222,12 @@ class JobOperations:
         """
         checked = check_changes(name, changes)
         now = await self._jobs.measure_time()
-        return await self._change(name, lambda state: edit(state, checked, now), is_special=True)
+        return await self._change(name, lambda state: edit(state, checked, now))
 
     async def remove(self, name: str) -> bool:
         """Remove a job; False if it was removed. Code that has it adds it again when it starts."""
         now = await self._jobs.measure_time()
-        is_removed = await self._change(name, lambda state: remove(state, now), is_special=True)
+        is_removed = await self._change(name, lambda state: remove(state, now))
         if is_removed:
             await self._jobs.code.clear_defined()
         return is_removed
@@ -236,7 +236,7 @@ class JobOperations:
         """Ask the fleet to run a job now. See `find_requested`."""
         (run_id,) = self._components.ids.records(1)
         request = RunRequest(id=run_id, at=await self._jobs.measure_time(), by=self._by)
-        await self._change(name, lambda state: add_request(state, request), is_special=True)
+        await self._change(name, lambda state: add_request(state, request))
         return request
 
     async def find_requested(self, name: str, request: RunRequest) -> HistoryEntry | None:
@@ -307,13 +307,7 @@ class JobOperations:
                 since = newest[-1].scheduled_time
         return newest
 
-    async def _change(
-        self,
-        name: str,
-        decide: Callable[[JobState], JobState | None],
-        *,
-        is_special: bool = False,
-    ) -> bool:
+    async def _change(self, name: str, decide: Callable[[JobState], JobState | None]) -> bool:
         """Change a job's state, and let leaders know; return whether it was changed."""
         check_lookup_name(name)
         is_changed = False
@@ -331,11 +325,7 @@ class JobOperations:
         if stored is None or (stored.state.is_removed and not is_changed):
             raise await self._build_not_found(name)
         if is_changed:
-            state = stored.state
-            is_special = is_special and bool(
-                state.pause or state.edits or state.requests or state.is_removed
-            )
-            await self._jobs.edits.note({name: is_special or bool(state.edits)})
+            await self._jobs.edits.note({name: stored.state.is_special})
         return is_changed
 
     async def _build_not_found(self, name: str) -> NotFound:

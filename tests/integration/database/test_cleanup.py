@@ -1,6 +1,7 @@
 """Old tombstones are buried by one of all processes, in a few requests."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put,
 from jobsync.database import cleanup as cleanup_module
 from jobsync.database.cleanup import LAST_CLEANUPS, DatabaseTidied
 from jobsync.errors import Misconfigured
+from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 from jobsync.testing.world import World
@@ -196,3 +198,39 @@ def test_an_unreadable_or_future_cleanup_time_is_overwritten() -> None:
             assert tidied
 
     world.run(story)
+
+
+class RacingStore(MemoryStore):
+    """Lets another process clean up first, if it is told to."""
+
+    claimed_by_others: tuple[str, ...] | None = None
+    """The prefixes that the other one claims, just before this one's write arrives."""
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        others = self.claimed_by_others
+        if others is not None and changes[0].key == LAST_CLEANUPS:
+            self.claimed_by_others = None
+            base = await self.get(LAST_CLEANUPS, tombstones=True)
+            await super().write([Put(LAST_CLEANUPS, dict.fromkeys(others, 0.0), base)])
+        return await super().write(changes)
+
+
+@pytest.mark.parametrize("others", [None, (), ("data/tasks/",)])
+async def test_a_process_that_loses_the_race_cleans_nothing(
+    others: tuple[str, ...] | None,
+) -> None:
+    """Whatever the other one has claimed: what is left is due for the next look."""
+    store = RacingStore()
+    async with Database(connection=store) as database:
+        await fill(database)
+        for is_raced in (others is not None, False):
+            store.claimed_by_others = others if is_raced else None
+            scope = await database._cleanup._claim(HOUR)
+            assert bool(scope.prefixes) is not is_raced
+            assert bool(scope.storages) is not is_raced
+            assert bool(scope.dropped) is not is_raced
+            if not is_raced:
+                # Now it is its own, until an hour has passed.
+                assert "data/tasks/" in scope.prefixes
+                assert (await database._cleanup._claim(HOUR)).prefixes == []
+                break

@@ -260,6 +260,72 @@ async def test_an_error_is_published_without_a_heartbeat_of_its_own() -> None:
         assert record.value["beat"] == before
 
 
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, None),
+        ({"heartbeat_interval": 0.2, "worker_timeout": 1}, None),
+        ({"heartbeat_interval": None, "worker_timeout": None}, None),
+        # Each alone, and both: the first that differs is named.
+        ({"heartbeat_interval": 0.3}, "heartbeat_interval must be 0.2"),
+        ({"worker_timeout": 2}, "worker_timeout must be 1"),
+        ({"heartbeat_interval": 0.3, "worker_timeout": 2}, "heartbeat_interval must be 0.2"),
+    ],
+)
+async def test_plugins_that_share_a_session_have_its_timing(
+    options: dict[str, Any], refused: str | None
+) -> None:
+    """Another one is refused, not ignored; it may be the next session's, after the last user."""
+    async with Database("memory://") as database:
+        first = await database.use_plugin(Sweeper())
+        other = Clock(**options)
+        if refused is None:
+            await database.use_plugin(other)
+        else:
+            with pytest.raises(Invalid, match=refused):
+                await database.use_plugin(other)
+            assert not other.is_running
+            with pytest.raises(Invalid, match=refused):
+                await other.start()
+        await first.stop()
+        await other.start()
+        timing = other._get_membership().timing
+        assert timing.heartbeat == (options.get("heartbeat_interval") or 0.2)
+        assert timing.timeout == (options.get("worker_timeout") or 1)
+
+
+async def test_work_that_stopped_its_plugin_ends_before_the_next_term_begins() -> None:
+    """However soon the plugin is started again: each life's hooks are called in pairs, in order."""
+    may_end, has_stopped = asyncio.Event(), asyncio.Event()
+
+    class _Stopping(Sweeper):
+        async def coordinator_work(self) -> None:
+            self.calls.append("work")
+            await self.stop()
+            has_stopped.set()
+            await may_end.wait()
+            self.calls.append("end")
+
+    async with Database("memory://") as database:
+        plugin = await database.use_plugin(_Stopping(heartbeat_interval=5, worker_timeout=60))
+        for life in (1, 2, 3):
+            await has_stopped.wait()
+            assert not plugin.is_running
+            starting = asyncio.create_task(plugin.start())
+            # Otherwise it ends within a moment, and the next term begins.
+            await asyncio.wait([starting], timeout=0.1)
+            assert not starting.done()
+            lives = ["become", "work", "end", "stop"] * (life - 1)
+            assert plugin.calls == [*lives, "become", "work"]
+            has_stopped.clear()
+            may_end.set()
+            await starting
+            may_end.clear()
+        await has_stopped.wait()
+        may_end.set()
+    assert plugin.calls == ["become", "work", "end", "stop"] * 4
+
+
 async def test_a_hook_that_is_not_a_coroutine_function_is_named() -> None:
     """With the fix."""
 

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import pytest
 from waiting import until
 
 from jobsync import (
+    Components,
     Conflict,
     CoordinatorPlugin,
     Database,
@@ -21,6 +23,7 @@ from jobsync import (
     PluginStorage,
     Unavailable,
 )
+from jobsync.database.locks import hold_lock
 from jobsync.stores.contract import Change, Outcome, Record, Unknown
 from jobsync.stores.memory import MemoryStore
 
@@ -205,6 +208,35 @@ async def test_a_lock_does_not_outlast_the_session_that_took_it() -> None:
                 )
                 assert membership.is_trusted
                 assert not lock.lasts
+
+
+@pytest.mark.parametrize("losses", [0, 1, 3])
+async def test_a_lock_is_taken_by_the_session_that_the_process_has(losses: int) -> None:
+    """Also if sessions are lost while it is taken: that of a dead one would hold nothing."""
+    membership = SimpleNamespace(incarnation="me.0", is_trusted=True, watch=lambda *_: None)
+    membership.is_dead = lambda owner: owner != membership.incarnation
+
+    class LosingStore(MemoryStore):
+        """Loses the session of the process right after a lock is written."""
+
+        left = losses
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            outcomes = await super().write(changes)
+            if self.left:
+                self.left -= 1
+                membership.incarnation = f"me.{losses - self.left}"
+            return outcomes
+
+    store = LosingStore()
+    parts: Any = (membership, store, Components.system(), "lock/test/default/door", 5.0, None)
+    async with asyncio.timeout(10), hold_lock(*parts) as lock:
+        (held,) = await store.scan("lock/test/default/")
+        assert held.value["owner"] == membership.incarnation == f"me.{losses}"
+        assert lock.lasts
+        assert lock.fence == held.seq == losses + 1
+    (free,) = await store.scan("lock/test/default/")
+    assert free.value["owner"] is None
 
 
 async def test_a_lock_accepts_the_timing_of_the_session() -> None:

@@ -18,6 +18,7 @@ from waiting import until
 import jobsync
 from jobsync import Context, Document, Invalid, NotFound, Unavailable, sync
 from jobsync.coordination.session import SESSIONS
+from jobsync.stores.sqlite.store import SqliteStore
 
 LONG = 60.0
 
@@ -208,6 +209,14 @@ def test_a_handler_that_disconnects_the_database_is_completed_before(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
+    close = SqliteStore.close
+
+    async def close_slowly(store: SqliteStore) -> None:
+        # Found: it was cut off by the next connect, so that a thread of the store was left.
+        await asyncio.sleep(0.1)
+        await close(store)
+
+    monkeypatch.setattr(SqliteStore, "close", close_slowly)
     monkeypatch.setattr(db.wrapped, "disconnect", disconnect_slowly)
     db.connect()
     message = stop.enqueue()

@@ -5,7 +5,7 @@ import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ from jobsync import (
     JobContext,
     JobRunning,
     NotFound,
+    Plugin,
     SchedulerPlugin,
     Unavailable,
 )
@@ -544,6 +545,61 @@ async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -
         await other.scheduler.add_job("tick", tick)
         count = len(calls)
         await until(lambda: len(calls) > count, "it runs again", 10)
+
+
+class Offering(Plugin):
+    """Offers a job to the scheduler of its database, whenever it starts."""
+
+    slug = "offering"
+
+    @property
+    def scheduled_jobs(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"offered": {"schedule": NEVER, "action": idle}}
+
+    async def on_start(self) -> None:
+        for plugin in self.list_started():
+            await plugin.adopt_jobs(self.scheduled_jobs)
+
+
+@pytest.mark.parametrize("restarted", ["scheduler", "offering"])
+async def test_an_offered_job_that_was_removed_is_added_again_by_the_next_start(
+    restarted: str,
+) -> None:
+    """Of the scheduler, or of the plugin that offers it; without a removal nothing changes."""
+    scheduler, offering = SchedulerPlugin(**QUICK), Offering()
+    async with Database("memory://", plugins=[scheduler, offering]):
+        plugin: Plugin = scheduler if restarted == "scheduler" else offering
+        for is_removed in (False, True, False, True):
+            assert [job.name for job in await scheduler.list_jobs()] == ["offered"]
+            assert await scheduler.run_job("offered") is None
+            if is_removed:
+                await scheduler.remove_job("offered")
+                assert await scheduler.list_jobs() == []
+            await plugin.stop()
+            await plugin.start()
+        assert [job.name for job in await scheduler.list_jobs()] == ["offered"]
+
+
+async def test_a_job_that_could_not_be_added_is_not_there_and_can_be_added_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its definition is stored first: a process never has a job that nobody else can see."""
+    scheduler = SchedulerPlugin(**QUICK)
+    async with Database("memory://", plugins=[scheduler]):
+
+        async def refuse(*_: Any) -> NoReturn:
+            raise Unavailable("the store", "it does not answer", "wait")
+
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(JobStore, "create_many", refuse)
+                with pytest.raises(Unavailable):
+                    await scheduler.add_job("job", schedule=NEVER, action=idle)
+            with pytest.raises(NotFound, match="There is no job in this process 'job'"):
+                await scheduler.run_job("job")
+            assert await scheduler.list_jobs() == []
+        await scheduler.add_job("job", schedule=NEVER, action=idle)
+        assert await scheduler.run_job("job") is None
 
 
 async def test_the_only_job_may_be_added_to_a_leader_later(url: str) -> None:

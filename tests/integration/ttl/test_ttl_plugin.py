@@ -5,7 +5,8 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from servers import Locate
@@ -28,6 +29,8 @@ from jobsync.stores.contract import Applied, Put
 
 SESSION = {"user": "string", "expires_at": "number"}
 FAST: dict[str, Any] = {"heartbeat_interval": 0.5, "worker_timeout": 2.0, "skip_cold_start": True}
+CALM: dict[str, Any] = {**FAST, "heartbeat_interval": 10.0, "worker_timeout": 60.0}
+"""However slow the machine is, a term lasts as long as the test."""
 
 
 class WrongClock(SystemClock):
@@ -324,6 +327,29 @@ async def test_a_missing_resource_is_reported_and_found_when_another_process_mak
         assert len(missing) == 1
 
 
+async def test_a_missing_resource_is_reported_at_the_second_sweep_and_never_again() -> None:
+    """Each by itself, in each life of the plugin: later sweeps would say the same."""
+    async with Database("memory://missing") as database:
+        missing: list[str] = []
+        ttl = TTLPlugin(resources=["a", "b"], default_ttl=5, cleanup_interval=3600, **CALM)
+        ttl.on("plg:ttl:resource-missing", lambda event: missing.append(event["resource"]))
+        await database.use_plugin(ttl)
+        for life in (1, 2):
+            await until(lambda life=life: ttl.stats()["total_scans"] == 5 * life - 4, "it sweeps")  # type: ignore[misc]
+            assert missing == []
+            await ttl.cleanup_resource("a")
+            assert missing == ["a"]
+            await ttl.run_cleanup()
+            assert missing == ["a", "b"]
+            for _ in range(2):
+                await ttl.run_cleanup()
+            assert missing == ["a", "b"]
+            missing.clear()
+            await ttl.stop()
+            if life == 1:
+                await ttl.start()
+
+
 async def test_events_tell_what_has_expired(db: Database) -> None:
     """One for each record, and one for the sweep."""
     seen: list[Event] = []
@@ -547,6 +573,30 @@ async def test_each_term_begins_with_a_sweep() -> None:
             ttl._coordinator.withhold("the next term begins")
             await until(lambda: not ttl.is_coordinator, "its term is over")
             ttl._coordinator.stand()
+
+
+async def test_a_wrong_clock_is_a_reason_to_stand_back_in_each_life_of_the_plugin() -> None:
+    """Found wrong, it hands the role over and says so, once; found right again, it stands."""
+    async with Database("memory://lives") as database:
+        vetoes: list[str] = []
+        ttl = TTLPlugin(resources=["sessions"], default_ttl=5, cleanup_interval=3600, **CALM)
+        ttl.on("plg:ttl:clock-vetoed", lambda event: vetoes.append(event["reason"]))
+        await database.use_plugin(ttl)
+        wrong, more, right = (
+            SimpleNamespace(veto=veto, is_off=bool(veto)) for veto in ("ahead", "far ahead", "")
+        )
+        for life in ("first", "second", "third"):
+            coordinator = ttl._coordinator
+            assert coordinator is not None
+            assert coordinator.withheld == "", life
+            # The last one is wrong at the end of each life.
+            for clock in (wrong, wrong, more, right, right, wrong):
+                ttl._check_veto(cast("Any", clock))
+                assert bool(coordinator.withheld) is clock.is_off, life
+            assert vetoes == ["ahead", "far ahead", "ahead"], life
+            vetoes.clear()
+            await ttl.stop()
+            await ttl.start()
 
 
 async def test_options_of_other_plugins_are_refused() -> None:

@@ -23,6 +23,8 @@ from jobsync import (
     Resource,
     Unavailable,
 )
+from jobsync.cache.memory import MemoryCache
+from jobsync.database import read_cache
 from jobsync.database.read_cache import ReadGuard
 from jobsync.stores.contract import LATEST_ARRIVAL, Change, Outcome, Put, Unknown
 from jobsync.stores.decorator import StoreDecorator
@@ -353,3 +355,48 @@ def test_answers_are_kept_again_when_the_last_late_write_cannot_arrive_any_more(
             with guard.read(PREFIX, keys) as read:
                 assert read.is_outdated == (is_about_it and moment < ends[-1])
             clock.mono_seconds = was
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({f"{PREFIX}a"}), frozenset({f"{PREFIX}b"})])
+@pytest.mark.parametrize("began", ["before the cache", "with the cache"])
+@pytest.mark.parametrize("doubt", ["late", "under way"])
+def test_a_write_is_in_doubt_however_often_the_cache_is_restarted(
+    doubt: str, began: str, keys: frozenset[str] | None
+) -> None:
+    """What a write may still change does not depend on who kept answers when it was sent."""
+    clock = FakeClock()
+    guard, cache = ReadGuard(clock), MemoryCache(ttl=60.0, max_size=10)
+    if began == "with the cache":
+        guard.attach(cache)
+    written = guard.begin_write([f"{PREFIX}a"])
+    if doubt == "late":
+        guard.expect_late([f"{PREFIX}a"])
+        guard.end_write(written)
+    # A write that began without a cache may be about anything.
+    is_about_it = keys is None or f"{PREFIX}a" in keys or (written is None and doubt != "late")
+    for _ in range(3):
+        guard.detach()
+        guard.attach(cache)
+        clock.mono_seconds += 1.0
+        with guard.read(PREFIX, keys) as read:
+            assert read.is_outdated is is_about_it
+            guard.keep(read, f"{PREFIX}b", "an answer")
+        assert cache.stats.size == int(not is_about_it)
+    if doubt == "late":
+        clock.mono_seconds += LATEST_ARRIVAL
+    else:
+        guard.end_write(written)
+    with guard.read(PREFIX, keys) as read:
+        assert not read.is_outdated
+
+
+def test_a_cache_is_of_the_process_that_has_attached_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child gets no answers of its parent; one that attaches it again has its own."""
+    forks = 0
+    monkeypatch.setattr(read_cache, "count_forks", lambda: forks)
+    guard, cache = ReadGuard(FakeClock()), MemoryCache(ttl=60.0, max_size=10)
+    for _ in range(2):
+        guard.attach(cache)
+        assert not guard.is_forked
+        forks += 1
+        assert guard.is_forked

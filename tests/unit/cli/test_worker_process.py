@@ -70,6 +70,32 @@ async def test_an_outage_that_ends_and_a_stop_that_waits_are_logged(
     process._watchdog._sent.close()
 
 
+def test_an_outage_counts_from_its_first_sign(caplog: pytest.LogCaptureFixture) -> None:
+    """However often the store is silent meanwhile; each outage counts by itself."""
+    caplog.set_level(logging.INFO, logger="jobsync.work")
+    clock = SteppedClock()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    database = Database("memory://", components=components)
+    process = WorkerProcess(database, HealthState(clock, list), grace=30)
+    silent = StoreSilent(worker_id="w", reason="refused")
+    heartbeat = WorkerHeartbeat(worker_id="w", timestamp=1.0)
+    # Pauses before each sign of an outage, and before the heartbeat that ends it.
+    for pauses, told in (([0, 5, 7, 3], 15), ([90, 2], 2), ([9, 1, 1], 2), ([4], None)):
+        *signs, last = pauses
+        caplog.clear()
+        for pause in signs:
+            clock.now += pause
+            process._on_outage(silent)
+        clock.now += last
+        process._on_heartbeat(heartbeat)
+        process._on_heartbeat(heartbeat)
+        assert [record.getMessage() for record in caplog.records] == (
+            [] if told is None else [f"the store answers again, after {told:.1f} s"]
+        )
+    process._watchdog._received.close()
+    process._watchdog._sent.close()
+
+
 @pytest.mark.parametrize("first", ["SIGTERM", "the supervisor has ended"])
 def test_signals_within_half_a_second_are_one_request(first: str) -> None:
     """Of any kind: `timeout` signals a process and its group. A later one ends the process."""

@@ -1,11 +1,14 @@
 """The comparison of a machine's wall clock with a server's that tells its time in listings."""
 
+import msgspec
 import pytest
-from chance import FakeClock
+from chance import FakeClock, SeededRandomness
+from fleets import BilledStore
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync.coordination.clock_skew import ClockComparison, WriteTimes
+from jobsync import Components, Events
+from jobsync.coordination.clock_skew import ClockComparison, WriteTimes, list_with_probe
 from jobsync.stores.contract import Head
 
 KEY = "session/a.1"
@@ -122,3 +125,42 @@ def test_a_listing_without_times_tells_nothing() -> None:
     comparison.note_listed(Head(KEY, "v"), writes)
     comparison.note_listed(None, writes)
     assert comparison.skew is None
+
+
+class ServerTime(BilledStore):
+    """A bucket whose listings tell the server's time, if they tell any."""
+
+    tells = True
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        found = await super().heads(prefix, after=after, until=until, limit=limit)
+        return [
+            msgspec.structs.replace(head, written_at=None) if not self.tells else head
+            for head in found
+        ]
+
+
+@pytest.mark.parametrize("skew", [-7200.0, 0.0, 7200.0])
+@pytest.mark.parametrize("tells", [True, False])
+async def test_a_probe_removes_itself_and_what_was_left_an_hour_ago_by_the_servers_clock(
+    skew: float, *, tells: bool
+) -> None:
+    """Whatever this machine's clock says; other records of the level, however old, stay."""
+    server = FakeClock()
+    events, randomness = Events(), SeededRandomness(1)
+    store = ServerTime(components=Components(clock=server, randomness=randomness, events=events))
+    for age, name in [(3601.0, "probe-old"), (3599.0, "probe-young"), (9999.0, "note-old")]:
+        server.wall_seconds = 1_700_000_000.0 - age
+        await store.create(f"meta/level/{name}", {})
+    server.wall_seconds = 1_700_000_000.0
+    here = FakeClock()
+    here.wall_seconds += skew
+    components = Components(clock=here, randomness=randomness, events=events)
+    store.tells = tells
+    listing = await list_with_probe(store, "meta/level/probe-", components)
+    assert listing.now == (server.wall_seconds if tells else None)
+    assert listing.probe is not None
+    left = {head.key.removeprefix("meta/level/") for head in await store.heads("meta/level/")}
+    assert left == {"probe-young", "note-old"} | ({"probe-old"} if not tells else set())

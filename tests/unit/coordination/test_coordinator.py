@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from waiting import until
@@ -20,8 +21,12 @@ from jobsync import (
     Term,
     Unavailable,
 )
+from jobsync.coordination import membership as membership_module
+from jobsync.coordination.coordinator import Coordinator, StandaloneElection
+from jobsync.coordination.role import HeldTerm, Role
 from jobsync.coordination.runner import OwnThread
 from jobsync.coordination.session import HookFailure
+from jobsync.core.clock import Mono
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -86,7 +91,7 @@ async def test_without_an_election_a_process_can_stand_back_too() -> None:
         return peer.facts.get("withheld")
 
     async def is_shown() -> bool:
-        return await shown() == {"default/report": "the clock is off"}
+        return await shown() == {"default/report": alone.withheld}
 
     async def is_over() -> bool:
         return await shown() is None
@@ -96,9 +101,114 @@ async def test_without_an_election_a_process_can_stand_back_too() -> None:
     await until(is_over)
     await until(lambda: calls == ["become", "stop", "become"])
     alone.withhold("the clock is off again")
+    await until(is_shown)
     await alone.stop()
     assert calls == ["become", "stop"] * 2
     await until(is_over)
+    await membership.leave()
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ((), "stopped"),
+        (("back",), "the clock is off"),
+        (("back", "end"), "stopped"),
+        (("back", "stand"), "the clock is off"),
+        (("back", "stand", "end"), "stopped"),
+        (("back", "stand", "back"), "the clock is off"),
+        (("end", "back"), "the clock is off"),
+    ],
+    ids=str,
+)
+async def test_without_an_election_the_last_reason_counts(
+    steps: tuple[str, ...], reason: str
+) -> None:
+    """Whatever came before; and a role that was released is not held again."""
+    membership = await Membership.join("memory://", enable_coordinator=False, **QUICK)
+    alone = StandaloneElection("default/report", membership.session)
+    for step in steps:
+        match step:
+            case "end":
+                alone.end()
+            case _:
+                alone.withheld = "the clock is off" if step == "back" else ""
+    assert alone.end_reason == (0, reason)
+    is_held = "end" not in steps and steps[-1:] != ("back",)
+    assert (alone.held_term is not None, alone.leading_term is not None) == (is_held, is_held)
+    await membership.leave()
+
+
+@pytest.mark.parametrize(
+    ("session", "end", "latest", "told"),
+    [
+        (("w.a", "live"), (0, ""), (3, 30.0), ("trust lapsed", 30.0)),
+        (("w.a", "lost"), (0, ""), (3, 30.0), ("session lost", 30.0)),
+        (("w.b", "live"), (0, ""), (3, 30.0), ("session lost", 30.0)),
+        (("w.b", "new"), (0, ""), (3, 30.0), ("session lost", 30.0)),
+        (("w.a", "live"), (2, "handed over"), (3, 30.0), ("trust lapsed", 30.0)),
+        (("w.a", "live"), (3, "handed over"), (3, 30.0), ("handed over", 30.0)),
+        (("w.b", "live"), (3, "fenced"), (4, 40.0), ("fenced", 10.0)),
+        (("w.a", "lost"), (4, "stopped"), (4, 40.0), ("session lost", 10.0)),
+        (("w.a", "live"), (3, "stopped"), None, ("stopped", 10.0)),
+    ],
+    ids=str,
+)
+async def test_a_demotion_says_why_this_term_has_ended_and_when_its_mandate_would_have(
+    session: tuple[str, str],
+    end: tuple[int, str],
+    latest: tuple[int, float] | None,
+    told: tuple[str, float],
+) -> None:
+    """Its own reason and its own mandate, not those of a term before or after."""
+
+    def build_role(epoch: int, until: float) -> Role:
+        return Role(epoch=epoch, owner="w.a", since=0.0, until=until, timeout=15.0)
+
+    components = Components.system()
+    demotions: list[Any] = []
+    components.events.on("coord:coordinator-demoted", demotions.append)
+    membership = await Membership.join("memory://", components, **QUICK)
+    election = SimpleNamespace(
+        name="default/report",
+        session=SimpleNamespace(incarnation=session[0], state=session[1]),
+        end_reason=end,
+        role=None if latest is None else build_role(*latest),
+    )
+    coordinator = Coordinator(membership, cast("Any", election), Hooks(), membership.settings, ())
+    coordinator._report_end(HeldTerm(3, "w.a", 0, Mono(0)), build_role(3, 10.0))
+    (event,) = demotions
+    assert (event.epoch, event.reason, event.until) == (3, *told)
+    await membership.leave()
+
+
+async def test_a_failure_is_shown_until_the_same_hook_succeeds() -> None:
+    """The success of another hook says nothing about it; the end of the term ends it."""
+    shown: list[tuple[str, str] | None] = []
+    worked = asyncio.Event()
+    calls = 0
+
+    async def fail(_: Term) -> None:
+        raise ValueError("no")
+
+    async def work(_: Term) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            worked.set()
+
+    # A pause of the machine must not end the term.
+    membership = await Membership.join(
+        "memory://", coordinator_work_interval=0.001, worker_timeout=60.0
+    )
+    membership.publish_failure = (  # type: ignore[method-assign]
+        lambda role, failure: shown.append(None if failure is None else (role, failure.callback))
+    )
+    report = await membership.coordinate("report", Hooks(on_become=fail, work=work))
+    await worked.wait()
+    assert shown == [("default/report", "on_become")]
+    await report.stop()
+    assert shown == [("default/report", "on_become"), None]
     await membership.leave()
 
 
@@ -377,6 +487,36 @@ class Slow(StoreDecorator):
         self.requested.set()
         await asyncio.to_thread(self.allowed.wait)
         return await super().write(changes)
+
+
+@pytest.mark.parametrize("error", [Unavailable("store", "gone"), asyncio.CancelledError(), OSError])
+async def test_a_join_that_fails_closes_the_store_that_it_has_opened(
+    error: BaseException | type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it fails; a store that was joined is closed once, by the leave."""
+    closed: list[str] = []
+
+    class ClosedStore(MemoryStore):
+        async def close(self) -> None:
+            closed.append(self.name)
+
+    async def open_one(url: str | None, components: Components) -> Store:
+        del url
+        return ClosedStore(components=components)
+
+    async def fail(_: Membership) -> None:
+        raise error
+
+    monkeypatch.setattr(membership_module, "open_store", open_one)
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "start", fail)
+        with pytest.raises(error if isinstance(error, type) else type(error)):
+            await Membership.join("memory://", **QUICK)
+    assert closed == ["memory://"]
+    membership = await Membership.join("memory://", **QUICK)
+    before = len(closed)
+    await membership.leave()
+    assert len(closed) > before
 
 
 async def test_a_cancelled_join_leaves_no_session() -> None:

@@ -5,8 +5,11 @@ rules are checked against everything that was written, and against what each ses
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 from fleets import BilledStore
@@ -14,8 +17,15 @@ from fleets import BilledStore
 from jobsync import Components, CoordinatorSettings, Events, Unknown
 from jobsync.coordination.election import Election
 from jobsync.coordination.member_loop import MemberLoop
-from jobsync.coordination.role import ROLES, Role, read_role, worker_of
-from jobsync.coordination.session import SESSIONS, SessionOwner, read_session_record, read_withheld
+from jobsync.coordination.observer import DEAD_SESSION_TTL
+from jobsync.coordination.role import ROLES, HeldTerm, Role, read_role, worker_of
+from jobsync.coordination.session import (
+    SESSIONS,
+    SessionOwner,
+    SessionRecord,
+    read_session_record,
+    read_withheld,
+)
 from jobsync.coordination.succession import REQUESTS, HandoverRequest, request_handover
 from jobsync.core.trust import Timing
 from jobsync.stores.contract import Applied, Change, Outcome, Put
@@ -320,3 +330,406 @@ async def test_every_term_is_as_the_first_whatever_workers_do(
 ) -> None:
     """Mandates, requests, candidacies, facts, and at the end the oldest leads."""
     await run_stage(Stage(seed, store, loses=loses), 150)
+
+
+class Pair:
+    """An older and a younger worker on one store, which test by test see what somebody wrote."""
+
+    def __init__(self, store: type[MemoryStore] = MemoryStore) -> None:
+        self.clock = FakeClock()
+        components = Components(clock=self.clock, randomness=SeededRandomness(0), events=Events())
+        self.store = store(components=components)
+        self.older, self.younger = (
+            HandWorker(number, self.store, self.clock, []) for number in (1, 2)
+        )
+
+    async def start(self, *workers: HandWorker) -> None:
+        """Open the sessions of workers, which are candidates from then on."""
+        for worker in workers:
+            await worker.member.open()
+            worker.join()
+            await worker.member.heartbeats._send()
+
+    async def write_role(self, **fields: object) -> None:
+        """Write the role as somebody else does, with some fields as given."""
+        key = f"{ROLES}{ROLE}"
+        record = await self.store.get(key, tombstones=True)
+        now = self.clock.wall_seconds
+        role = Role(epoch=1, owner=None, since=now, until=now, timeout=TIMING.timeout)
+        stored = {} if record is None or record.deleted else record.value
+        value = {**msgspec.to_builtins(role), **stored, **fields}
+        (outcome,) = await self.store.write([Put(key, value, record)])
+        assert isinstance(outcome, Applied)
+
+    async def lead(self) -> Election:
+        """Let the older worker lead; return its candidacy."""
+        await self.start(self.older)
+        await self.older.check()
+        assert self.older.holds
+        assert self.older.election is not None
+        return self.older.election
+
+
+@pytest.mark.parametrize(
+    ("change", "is_over"),
+    [
+        ({}, False),
+        ({"until": 5.0}, False),
+        ({"epoch": 2}, True),
+        ({"owner": None}, True),
+        ({"owner": "worker-0.0badcafe"}, True),
+        ({"epoch": 2, "owner": "worker-0.0badcafe"}, True),
+    ],
+    ids=str,
+)
+async def test_a_term_is_over_if_the_role_has_another_epoch_or_another_owner(
+    change: dict[str, object], *, is_over: bool
+) -> None:
+    """Either is enough; whatever else changes, the term goes on."""
+    pair = Pair()
+    election = await pair.lead()
+    term = election.held_term
+    assert term is not None
+    election.can_take = False
+    await pair.write_role(**change)
+    await pair.older.check()
+    assert election.held_term is (None if is_over else term)
+    assert election.end_reason == ((1, "replaced") if is_over else (0, ""))
+
+
+@pytest.mark.parametrize("highest", ["role", "tombstone", "governed", "removed", "seen", "told"])
+async def test_the_next_epoch_is_above_every_one_that_is_known_in_any_way(highest: str) -> None:
+    """The record, what it governs, what this worker has seen, and what others told it, alone."""
+    pair = Pair()
+    worker, key = pair.older, f"{ROLES}{ROLE}"
+    await worker.member.open()
+    worker.election = election = worker.member.add_candidacy(ROLE, worker.settings, ("single/a",))
+    match highest:
+        case "role":
+            await pair.store.create(key, {"epoch": 7, "owner": None, "since": 0.0, "until": 0.0})
+            await pair.write_role(timeout=TIMING.timeout)
+        case "tombstone":
+            await pair.store.delete(await pair.store.create(key, None, epoch=7))
+        case "governed":
+            await pair.store.create("single/a", None, epoch=7)
+        case "removed":
+            await pair.store.delete(await pair.store.create("single/a", None, epoch=7))
+        case "seen":
+            await pair.write_role(epoch=7, owner="worker-0.0badcafe")
+            await worker.check()
+            await pair.store.drop([key])
+        case _:
+            await worker.check()
+            await worker.member.step_down(ROLE, 1, 7)
+            # Somebody else tells of an earlier one, later.
+            await worker.member.step_down(ROLE, 1, 3)
+    await worker.check()
+    term = election.held_term
+    assert term is not None
+    assert term.epoch == 8
+
+
+async def test_who_was_told_late_that_a_term_is_fenced_keeps_the_next_one() -> None:
+    """Only the term that it is about is released, once."""
+    pair = Pair()
+    election = await pair.lead()
+    member = pair.older.member
+    await member.step_down(ROLE, 1, 4)
+    assert not pair.older.holds
+    await pair.older.check()
+    term = election.held_term
+    assert term is not None
+    assert term.epoch == 5
+    await member.step_down(ROLE, 1, 4)
+    assert election.held_term is term
+    assert election.end_reason == (1, "fenced")
+
+
+@pytest.mark.parametrize("happens", ["nothing", "lapse", "loss"])
+async def test_a_role_that_was_taken_by_a_session_of_before_is_not_held(happens: str) -> None:
+    """Trust ran out and came back, or the session was replaced, while the write was under way."""
+    pair = Pair()
+    await pair.start(pair.older)
+    member = pair.older.member
+
+    class SlowLink(HandLink):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            outcomes = await super().write(changes)
+            if changes[0].key.startswith(ROLES) and happens != "nothing":
+                pair.clock.mono_seconds += TIMING.timeout
+                if happens == "loss":
+                    await self.inner.drop([f"{SESSIONS}{member.session.incarnation}"])
+                await member.heartbeats._send()
+            return outcomes
+
+    slow = SlowLink(pair.store, pair.older, [])
+    pair.older.link = slow
+    member._settled.inner = slow
+    await pair.older.check()
+    assert member.session.trusted
+    assert pair.older.holds == (happens == "nothing")
+    happens = "nothing"
+    await pair.older.check()
+    assert pair.older.holds
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("how", ["stands back", "closes"])
+async def test_who_stops_being_a_candidate_while_it_takes_a_role_releases_it_at_once(
+    how: str, moment: str
+) -> None:
+    """Whether or not the write had arrived: it neither holds the role nor keeps it from others."""
+    pair = Pair()
+    await pair.start(pair.older)
+    assert pair.older.election is not None
+    election: Election = pair.older.election
+
+    class SlowLink(HandLink):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            outcomes = await super().write(changes) if moment == "after" else []
+            if how == "closes":
+                election.close()
+            else:
+                election.withheld = "a wrong clock"
+            return outcomes or await super().write(changes)
+
+    pair.older.member._settled.inner = SlowLink(pair.store, pair.older, [])
+    await pair.older.check()
+    assert election.held_term is None
+    role = read_role(await pair.store.get(f"{ROLES}{ROLE}"))
+    assert role is not None
+    assert (role.epoch, role.owner) == (1, None)
+    await pair.older.check()
+    assert election.is_clear
+    reason = "stopped" if how == "closes" else "a wrong clock"
+    assert (election.end_reason, role.past[-1].why) == ((1, reason), reason)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_candidacy_is_not_over_while_a_write_may_still_give_it_the_role(
+    *, lands: bool
+) -> None:
+    """However often the role is read as it was: only another version shows what became of it."""
+    pair = Pair()
+    await pair.start(pair.older)
+    assert pair.older.election is not None
+    election: Election = pair.older.election
+    pair.older.link.withholds = True
+    await pair.older.check()
+    election.close()
+    for _ in range(3):
+        await pair.older.member.heartbeats._send()
+        await pair.older.check()
+        assert not election.is_clear
+    pair.older.link.withholds = False
+    if lands:
+        await pair.older.link.land()
+    for _ in range(2):
+        await pair.older.check()
+    assert election.is_clear
+    await pair.older.link.land()
+    role = read_role(await pair.store.get(f"{ROLES}{ROLE}"))
+    assert role is not None
+    assert role.owner is None
+
+
+@pytest.mark.parametrize("epochs", [{}, {ROLE: 2}, {"default/other": 1}, {ROLE: 1}], ids=str)
+async def test_a_role_is_read_unless_its_owners_session_lists_it_with_the_known_epoch(
+    epochs: dict[str, int],
+) -> None:
+    """Not at all, another role, or the role in another term: each may mean that it has changed."""
+    pair = Pair(BilledStore)
+    await pair.lead()
+    await pair.older.member.heartbeats._send()
+    await pair.start(pair.younger)
+    election = pair.younger.election
+    assert election is not None
+    for _ in range(2):
+        await pair.younger.check()
+    record = await pair.store.get(f"{SESSIONS}{pair.older.member.session.incarnation}")
+    assert record is not None
+    told = read_session_record(await pair.store.put(record, {**record.value, "holds": epochs}))
+    living = {pair.older.member.session.incarnation: told}
+    assert election.keys_to_read() == []
+    is_led = epochs == {ROLE: 1}
+    assert election.keys_to_read_unless_led(living) == ([] if is_led else [f"{ROLES}{ROLE}"])
+
+
+@pytest.mark.parametrize(
+    ("former", "released", "is_ready"),
+    [
+        ("worker-0.0badcafe", 1.0, True),
+        ("worker-0.0badcafe", 2 * TIMING.timeout, False),
+        (None, 1.0, False),
+    ],
+)
+async def test_only_who_takes_over_from_another_leads_without_a_delay(
+    former: str | None, released: float, *, is_ready: bool
+) -> None:
+    """Otherwise workers may just have started, and the elected one prepares."""
+    pair = Pair()
+    settings = CoordinatorSettings(
+        cold_start_preparation_delay=2.0, cold_start_observation_window=0.0
+    )
+    pair.older.settings = settings.for_store(pair.store, TIMING)
+    await pair.write_role(former=former, since=pair.clock.wall_seconds - released)
+    election = await pair.lead()
+    assert election.cold_start.is_ready == is_ready
+    pair.clock.mono_seconds += 2.0
+    await pair.older.check()
+    assert election.cold_start.is_ready
+
+
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+@pytest.mark.parametrize("reads_role", [False, True])
+async def test_a_change_that_is_notified_during_a_look_is_read_at_the_next_one(
+    store: type[MemoryStore], *, reads_role: bool
+) -> None:
+    """What the look has read may be older, whether or not it read the role; and it is read once."""
+    pair = Pair(store)
+    await pair.lead()
+    await pair.older.member.heartbeats._send()
+    await pair.start(pair.younger)
+    election = pair.younger.election
+    assert election is not None
+    for _ in range(3):
+        await pair.younger.member._check()
+    key = f"{ROLES}{ROLE}"
+    assert election.keys_to_read() == []
+    read = pair.younger.member._read_sessions
+
+    async def read_and_change(*arguments: Any) -> Any:
+        answer = await read(*arguments)
+        election.mark_stale()
+        return answer
+
+    if reads_role:
+        election.mark_stale()
+    pair.younger.member._read_sessions = cast(  # type: ignore[method-assign]
+        "Any", read_and_change
+    )
+    await pair.younger.member._check()
+    pair.younger.member._read_sessions = read  # type: ignore[method-assign]
+    assert election.keys_to_read() == [key]
+    await pair.younger.member._check()
+    assert election.keys_to_read() == []
+
+
+@pytest.mark.parametrize(
+    ("of_younger", "waits"),
+    [((), True), (("successor",), False), (("owner",), False), (("former",), True)],
+    ids=str,
+)
+async def test_who_is_named_by_a_role_takes_it_before_an_older_candidate(
+    of_younger: tuple[str, ...], *, waits: bool
+) -> None:
+    """As its successor, or after a take of its own whose reply was lost; others let it go first."""
+    pair = Pair()
+    await pair.start(pair.older, pair.younger)
+    name = pair.younger.member.session.incarnation
+    await pair.write_role(**dict.fromkeys(of_younger, name))
+    await pair.younger.check()
+    assert pair.younger.holds != waits
+    pair.clock.mono_seconds += TIMING.heartbeat
+    pair.clock.wall_seconds += TIMING.heartbeat
+    await pair.younger.check()
+    assert pair.younger.holds
+
+
+async def test_each_time_that_a_role_is_damaged_is_reported() -> None:
+    """Once for each damage, also if the same one comes back after a repair."""
+    pair = Pair()
+    halts: list[str] = []
+    pair.older.components.events.on("coord:election-halted", lambda event: halts.append(event.role))
+    await pair.lead()
+    for number in range(1, 4):
+        await pair.write_role(timeout=-1.0)
+        for _ in range(2):
+            await pair.older.check()
+            assert halts == [ROLE] * number
+        await pair.write_role(timeout=TIMING.timeout)
+        await pair.older.check()
+    assert halts == [ROLE] * 3
+
+
+@pytest.mark.parametrize("needed", ["as an owner", "by a caller", ""])
+async def test_a_session_that_died_long_ago_is_kept_while_something_refers_to_it(
+    needed: str,
+) -> None:
+    """A role that nobody could take, or a caller that watches it."""
+    pair = Pair()
+    await pair.lead()
+    await pair.start(pair.younger)
+    name = pair.younger.member.session.incarnation
+    await pair.younger.member.session.end()
+    member = pair.older.member
+    await pair.older.check()
+    if needed == "as an owner":
+        other = member.add_candidacy("default/other", pair.older.settings, ())
+        other.can_take = False
+        await pair.write_role()
+        role = Role(epoch=1, owner=name, since=0.0, until=0.0, timeout=TIMING.timeout)
+        await pair.store.create(f"{ROLES}default/other", msgspec.to_builtins(role))
+    elif needed:
+        member.watched = frozenset({name})
+    await pair.older.check()
+    pair.clock.mono_seconds += 2 * DEAD_SESSION_TTL
+    await member.heartbeats._send()
+    for _ in range(2):
+        await pair.older.check()
+    assert pair.older.holds
+    left = await pair.store.get(f"{SESSIONS}{name}")
+    assert (left is not None) == bool(needed)
+
+
+async def test_whoever_waits_is_told_of_each_thing_that_changes_alone() -> None:
+    """Of every election, of each session that is seen, of all that live or died; and only then."""
+    pair = Pair()
+    told: list[str] = []
+    owner = SessionOwner(pair.store, pair.older.components, TIMING, "worker-1")
+    member = MemberLoop(owner, lambda: told.append("changed"))
+    await member.open()
+    candidacy = SimpleNamespace(held_term=None, leading_term=None, role=None)
+    member.elections["default/work"] = cast("Any", candidacy)
+    member.seen = {"worker-2.a": see()}
+    member.watched = frozenset({"worker-3.a"})
+    member._report_changes()
+    told.clear()
+    term = HeldTerm(1, "worker-1.a", 0, pair.clock.mono())
+    role = Role(epoch=1, owner="worker-2.a", since=0.0, until=0.0, timeout=TIMING.timeout)
+    observer = member._observer
+    changes: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "held": lambda: setattr(candidacy, "held_term", term),
+        "leads": lambda: setattr(candidacy, "leading_term", term),
+        "role": lambda: setattr(candidacy, "role", role),
+        "renewed": lambda: setattr(candidacy, "role", msgspec.structs.replace(role, until=9.0)),
+        "beat": lambda: setattr(member, "seen", {"worker-2.a": see(beat=2)}),
+        "works": lambda: setattr(member, "seen", {"worker-2.a": see(works=("a/b",))}),
+        "no works": lambda: setattr(member, "seen", {"worker-2.a": see()}),
+        "holds": lambda: setattr(member, "seen", {"worker-2.a": see(holds={"a/b": 1})}),
+        "epoch": lambda: setattr(member, "seen", {"worker-2.a": see(holds={"a/b": 2})}),
+        "holds no more": lambda: setattr(member, "seen", {"worker-2.a": see()}),
+        "facts": lambda: setattr(member, "seen", {"worker-2.a": see(facts={"pid": 1})}),
+        "gone": lambda: setattr(member, "seen", {}),
+        "living": lambda: setattr(observer, "living", frozenset({"worker-4.a"})),
+        "dead": lambda: observer._mark_dead("worker-3.a", pair.clock.mono(), ended=False),
+        "dead, and not watched": lambda: observer._mark_dead(
+            "worker-5.a", pair.clock.mono(), ended=False
+        ),
+        "session": lambda: setattr(member.session, "incarnation", "worker-1.b"),
+    }
+    for name, change in changes.items():
+        for is_new in (True, False):
+            if is_new:
+                change()
+            member._report_changes()
+            expected = is_new and name not in {"nothing", "beat", "dead, and not watched"}
+            assert (name, told) == (name, ["changed"] * expected)
+            told.clear()
+
+
+def see(**fields: Any) -> SessionRecord:
+    """Return the record of another session."""
+    values = {"worker": "worker-2", "state": "live", "beat": 1, "timing": TIMING}
+    return SessionRecord(**{**values, **fields})

@@ -23,12 +23,17 @@ class Bucket(BilledStore):
     """A store that can be away, and whose listings may be older than their replies."""
 
     is_away = False
+    open_failures = 0
+    """How many sessions cannot be opened."""
     listings = 0
     held_back: list[Head] | None = None
     """What the next listing returns."""
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         if self.is_away:
+            raise Unavailable(self.name, "it is away")
+        if self.open_failures and changes[0].base is None:
+            self.open_failures -= 1
             raise Unavailable(self.name, "it is away")
         return await super().write(changes)
 
@@ -165,6 +170,46 @@ async def test_every_session_publishes_all_from_its_first_record_on() -> None:
         first = read_session_record(fresh)
         assert (first.beat, first.works) == (0, told.works)
         assert (first.facts["number"], first.facts["host"]) == (number, "web-1")
+
+
+async def test_each_lost_session_is_reported_once_however_often_it_cannot_be_replaced() -> None:
+    """Also the next one; and nothing is on the way meanwhile but the same attempt again."""
+    stage = HeartStage()
+    losses: list[str] = []
+    stage.heartbeats._on_lost = lambda: losses.append(stage.heartbeats.session.incarnation)
+    await stage.heartbeats.session.open()
+    names: list[str] = []
+    for failures in (0, 1, 3):
+        names.append(stage.heartbeats.session.incarnation)
+        await stage.bucket.drop([f"{SESSIONS}{names[-1]}"])
+        stage.bucket.open_failures = failures
+        for _ in range(failures):
+            with pytest.raises(Unavailable):
+                await stage.beat()
+            assert stage.heartbeats.session.state == "lost"
+        await stage.beat()
+        assert stage.heartbeats.session.state == "live"
+        reported = [event for event in stage.events if event.name == "coord:session-lost"]
+        assert [event["incarnation"] for event in reported] == losses == names
+
+
+async def test_a_session_that_ends_after_others_found_it_dead_does_not_say_that_it_left() -> None:
+    """Its record stays as they wrote it; one that was alive says so."""
+    for death in ({}, {"state": "dead"}, {"state": "dead", "ended": True}):
+        stage = HeartStage()
+        session = stage.heartbeats.session
+        await session.open()
+        key = f"{SESSIONS}{session.incarnation}"
+        record = await stage.bucket.get(key)
+        assert record is not None
+        if death:
+            record = await stage.bucket.put(record, {**record.value, **death})
+        await session.end()
+        last = await stage.bucket.get(key)
+        assert last is not None
+        told = read_session_record(last)
+        assert (told.state, told.left is True) == ("dead", not death)
+        assert (last.version == record.version) == bool(death)
 
 
 async def test_an_open_that_failed_is_repeated_under_another_name() -> None:

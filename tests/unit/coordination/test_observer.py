@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
+import pytest
 from chance import FakeClock, SeededRandomness, StandingClock
 
 from jobsync import Components
 from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.observer import DEAD_SESSION_TTL, Observer
 from jobsync.coordination.session import SESSIONS, Session, SessionOwner
+from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.events import Events
 from jobsync.processes import NO_PROCESS, ProcessIdentity
@@ -18,6 +21,8 @@ from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 TIMING = Timing(heartbeat=5, timeout=15)
+
+T = TypeVar("T")
 
 
 async def test_what_falls_due_during_a_look_is_due_after_it() -> None:
@@ -195,6 +200,47 @@ async def test_a_dead_session_that_is_needed_keeps_no_other_one() -> None:
     assert [head.key for head in left] == [f"{SESSIONS}{needed}"]
     await trio.stranger.remove_long_dead([])
     assert await trio.store.heads(SESSIONS, limit=10) == []
+
+
+class CountingStore(StoreDecorator):
+    """Counts the records that are read."""
+
+    reads = 0
+
+    async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
+        self.reads += sent if call == "get" else 0
+        return await super().around(call, sent, work)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["known", "unknown"])
+async def test_an_unreadable_session_counts_for_nothing_until_it_is_repaired(
+    *, knows: bool
+) -> None:
+    """It neither lives nor falls due, costs no reads, and lives again each time it is repaired."""
+    trio = Trio()
+    victim = await trio.meet()
+    store = CountingStore(trio.store)
+    for _ in range(2):
+        if not knows or not store.reads:
+            trio.heir = Observer(store, trio.components[1], TIMING)
+        if knows:
+            await trio.heir.check_all()
+        intact = await trio.store.get(f"{SESSIONS}{victim}")
+        assert intact is not None
+        broken = await trio.store.put(intact, {**intact.value, "worker": 3})
+        await trio.watch(TIMING.timeout + 1)
+        # One that was known is read again before its death would be written.
+        assert await trio.heir.declare_dead() == []
+        await trio.heir.check_all()
+        before = store.reads
+        await trio.heir.check_all()
+        assert (store.reads, trio.heir.living) == (before, frozenset())
+        assert trio.heir.next_expiry(Mono(0)) is None
+        await trio.store.put(broken, intact.value)
+        await trio.heir.check_all()
+        assert trio.heir.living == {victim}
+    await trio.watch(TIMING.timeout)
+    assert await trio.heir.declare_dead() == [victim]
 
 
 async def test_each_process_that_ends_is_looked_after_at_once_and_once() -> None:

@@ -1,8 +1,12 @@
 """What a role tells: its past terms, why it is free, and for how long others go first."""
 
 import pytest
+from chance import FakeClock, SeededRandomness
 
-from jobsync.coordination.role import CHECK_FRACTION, Role
+from jobsync import Components, CoordinatorSettings, Events
+from jobsync.coordination.role import CHECK_FRACTION, ColdStart, Role
+from jobsync.core.trust import Timing
+from jobsync.stores.memory import MemoryStore
 
 BEAT, TIMEOUT = 5.0, 15.0
 NOW = 1_700_000_000.0
@@ -60,3 +64,40 @@ def test_why_a_role_may_be_taken() -> None:
     assert role.why_free_to("worker-1.a") == "trust lapsed"
     assert role.why_free_to("worker-1.b") == "session lost"
     assert role.why_free_to("worker-2.a") == "died"
+
+
+@pytest.mark.parametrize("seen_at", [0.0, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize("must_prepare", [True, False])
+def test_a_cold_start_prepares_from_the_election_on(seen_at: float, *, must_prepare: bool) -> None:
+    """For the whole delay, however long it took until then; each phase is told, with its time."""
+    clock = FakeClock()
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    told: list[tuple[str, float]] = []
+    components.events.on(
+        "coord:cold-start-phase-changed", lambda e: told.append((e.phase, e.duration))
+    )
+    settings = CoordinatorSettings(
+        cold_start_observation_window=3.0, cold_start_preparation_delay=2.0
+    )
+    timing = Timing(heartbeat=BEAT, timeout=TIMEOUT)
+    options = settings.for_store(MemoryStore(components=components), timing)
+    start = ColdStart(components, options, "default/work")
+    began = clock.mono()
+    assert (start.phase, start.next_change, start.is_ready) == ("observing", began + 3.0, False)
+    clock.mono_seconds += seen_at
+    assert start.may_elect() == (seen_at >= 3.0)
+    start.on_leader_seen(must_prepare=must_prepare)
+    assert start.is_ready != must_prepare
+    if must_prepare:
+        assert start.next_change == began + seen_at + 2.0
+        clock.mono_seconds += 1.5
+        start.on_leader_seen(must_prepare=True)
+        assert not start.is_ready
+        clock.mono_seconds += 0.5
+        start.on_leader_seen(must_prepare=True)
+    assert (start.phase, start.next_change, start.may_elect()) == ("ready", None, True)
+    ready_at = seen_at + (2.0 if must_prepare else 0.0)
+    assert told == [
+        ("observing", 0.0),
+        *(("electing", seen_at), ("preparing", seen_at), ("ready", ready_at)),
+    ]

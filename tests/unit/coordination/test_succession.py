@@ -114,6 +114,31 @@ async def test_a_request_is_met_soon_after_it_can_be() -> None:
     assert await hold(clock, 1, math.inf, 0.0) == math.inf
 
 
+@pytest.mark.parametrize("waits", [0.0, TIMING.heartbeat, TIMING.timeout])
+async def test_a_request_is_not_held_up_by_one_that_could_not_be_met(waits: float) -> None:
+    """A new one is considered at once, whenever the one before was; the same one only later."""
+    clock, store, fellows = FakeClock(), MemoryStore(), Fellows()
+    fellows.eligible.append("worker-2.a")
+    settings = CoordinatorSettings(min_epoch_duration=0.0, max_epoch_duration=MOST)
+    mandate = Mandate(clock, TIMING, settings.for_store(store, TIMING), lambda _: None)
+    term = HeldTerm(1, "worker-1.a", 0, clock.mono())
+
+    async def ask(desired: str) -> object:
+        request = HandoverRequest(epoch=1, by="worker-2", desired=desired, forced=True)
+        assert await request_handover(store, "role", request)
+        mandate.request = await store.get(f"{REQUESTS}role")
+        return await mandate.decide("role", term, cast("Any", fellows))
+
+    assert await ask("worker-8") == "keep"
+    clock.mono_seconds += waits
+    for absent in ("worker-8", "worker-8", "worker-9"):
+        listings = fellows.listings
+        assert await ask(absent) == "keep"
+        is_new = absent == "worker-9" or (waits == TIMING.timeout and listings == 1)
+        assert fellows.listings == listings + is_new
+    assert await ask("worker-2") == ("hand over to", "worker-2.a")
+
+
 async def test_whoever_waits_for_another_candidate_checks_when_the_wait_is_over() -> None:
     """In each of several terms, after a release to a successor, a release, and a death."""
     clock = FakeClock()

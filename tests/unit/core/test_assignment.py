@@ -23,6 +23,7 @@ from jobsync.core.assignment import (
     has_incoming,
     has_nothing,
     holders_of,
+    must_acknowledge,
     owned_by,
     pack_holders,
     pack_move,
@@ -100,6 +101,39 @@ def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
     free = Assignment(8, 10, (B,), (0,), (1,))
     assert has_nothing(Plan(free), A.incarnation)
     assert not has_nothing(Plan(free, PINNED), A.incarnation)
+
+
+def test_a_node_acknowledges_what_was_taken_from_it_and_nothing_else() -> None:
+    """A token or a task, either is enough; what it keeps, gets, or others give, does not count."""
+    at_rest = Assignment(8, 10, (A, B), (0, 6), (1, 2))
+    kept = Exceptions((A, B), (Exempt("mine", 1, 2), Exempt("waits", 3, 0)))
+    for assignment, exceptions, givers in [
+        (at_rest, Exceptions(), ""),
+        (at_rest, kept, ""),
+        (at_rest, PINNED, "a"),
+        (MOVING, Exceptions(), "a"),
+        (MOVING, kept, "a"),
+        (at_rest, Exceptions((B, C), (Exempt("moving", 1, 2, 1, 7),)), "c"),
+        (at_rest, Exceptions((B, C), (Exempt("moving", 1, 1, 0, 7),)), "b"),
+        (MOVING, Exceptions((B, C), (Exempt("moving", 1, 2, 1, 7),)), "ac"),
+    ]:
+        plan = Plan(assignment, exceptions)
+        found = [node.name for node in (A, B, C) if must_acknowledge(plan, node.incarnation)]
+        assert found == [*givers]
+
+
+@pytest.mark.parametrize("exceptions", [Exceptions(), PINNED], ids=["plain", "pinned"])
+def test_a_plan_fits_the_number_of_tokens_and_the_hash_that_it_was_made_with(
+    exceptions: Exceptions,
+) -> None:
+    """Another number alone does not fit, nor does another hash of a single exception."""
+    plan = Plan(MOVING, exceptions)
+    tokens = {task.task: task.token for task in exceptions.tasks}
+    assert plan.fits(10, tokens.__getitem__)
+    for other in (9, 11):
+        assert not plan.fits(other, tokens.__getitem__)
+    for task, token in tokens.items():
+        assert not plan.fits(10, {**tokens, task: token + 1}.__getitem__)
 
 
 def test_moved_tokens_are_counted_by_destination() -> None:

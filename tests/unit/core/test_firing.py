@@ -310,6 +310,27 @@ def test_those_in_line_start_in_order_and_before_instants_that_wait() -> None:
     assert step(ended, end + 1, is_orphan=bool).state.requests == ()
 
 
+def test_each_place_in_line_has_its_turn_three_seconds_after_the_one_before() -> None:
+    """To the second, for those that wait themselves as for the instants behind them."""
+    state, run = start(job(overlap="queue"), NOON + MINUTE)
+    waiting = [
+        msgspec.structs.replace(run, id=f"by-hand-{n}", owner=f"other-{n}", is_manual=True)
+        for n in range(4)
+    ]
+    for each in waiting:
+        state = start_manually(state, each, NOON + MINUTE) or state
+    end = NOON + 2 * MINUTE
+    ended = finish("job", step(state, end).state, run, "success", end)
+    assert ended is not None
+    assert len(ended.queued) == 1
+    for place, each in enumerate(waiting):
+        for late in (-0.5, 0.0):
+            now = end + 3 * place + late
+            assert (start_manually(ended, each, now) is not None) == (late == 0.0 or place == 0)
+    assert step(ended, end + 11.5).starts == ()
+    assert len(step(ended, end + 12).starts) == 1
+
+
 def test_a_request_is_run_even_if_the_job_is_paused() -> None:
     """It is an operator's wish, too."""
     state = pause(job(), JobPause(at=NOON))
@@ -633,6 +654,34 @@ def test_what_came_during_a_run_before_a_pause_was_skipped_for_the_run() -> None
     assert ended is not None
     resumed = resume(ended, NOON + 6 * MINUTE + 1)
     assert list_gaps(resumed) == [(2, 3, OVERLAPPED), (4, 6, "it was paused")]
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
+@pytest.mark.parametrize("is_disabled", [False, True])
+@pytest.mark.parametrize("change", ["edit", "remove", "define", "resume"])
+def test_what_came_in_a_pause_was_skipped_for_it_whatever_runs_and_ends_it(
+    change: str, overlap: str, *, is_disabled: bool
+) -> None:
+    """A run that began before the pause is not the reason, also if it has not ended."""
+    state, _ = start(job(overlap=overlap), NOON + MINUTE)
+    began = NOON + MINUTE + 1
+    stopped = (
+        edit(state, {"enabled": False}, began) if is_disabled else pause(state, JobPause(at=began))
+    )
+    assert stopped is not None
+    now = NOON + 4 * MINUTE + 1
+    match change:
+        case "edit":
+            changed = edit(stopped, {"description": "new"}, now)
+        case "remove":
+            changed = remove(stopped, now)
+        case "define":
+            newer = msgspec.structs.replace(stopped.definition, description="new")
+            changed = define(stopped, newer, "worker-2", 2, now)
+        case _:
+            changed = resume(stopped, now)
+    reason = "it was disabled" if is_disabled else "it was paused"
+    assert list_gaps(changed) == [(2, 4, reason)]
 
 
 def test_a_gap_has_only_instants_in_a_row() -> None:

@@ -1,6 +1,8 @@
 """Patterns match like SQL's LIKE, and pins select nodes of a fleet."""
 
+import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,17 @@ from hypothesis import strategies as st
 
 from jobsync import Invalid
 from jobsync.core.clock import Wall
-from jobsync.core.pins import Pin, check_pattern, in_force, like, pattern_in_force, resolve
+from jobsync.core.pins import (
+    Pin,
+    check_pattern,
+    in_force,
+    like,
+    merge,
+    pattern_in_force,
+    read_sheet,
+    resolve,
+    write_sheet,
+)
 
 NAMES = {1: "prod-01", 2: "prod-02-gpu", 3: "test-01"}
 
@@ -124,3 +136,39 @@ def test_tokens_whose_pins_are_tied_are_spread_over_the_nodes() -> None:
         assert found == resolve(pins[::-1], NAMES).tokens
         chosen = Counter(place for bits in found.values() for place in places(bits))
         assert chosen == dict.fromkeys(range(1, count + 1), 12 // count)
+
+
+VARIANTS: dict[str, list[Any]] = {
+    "task": ["t", "u"],
+    "patterns": [("%",), ("a", "b"), ("b", "a")],
+    "reason": [None, "", "why"],
+    "created_at": [1.0, 2.0],
+    "expires_at": [None, 10.0, 11.0],
+}
+
+
+def test_a_sheet_has_every_pin_as_it_was_registered() -> None:
+    """Also pins that differ in one respect alone, in any order, however often it is written."""
+    pins = [
+        Pin(token=ord(values["task"]), created_by="n1", **values)
+        for combination in itertools.product(*VARIANTS.values())
+        for values in [dict(zip(VARIANTS, combination, strict=True))]
+    ]
+    for order in (pins, pins[::-1]):
+        sheet = order
+        for _ in range(2):
+            sheet = read_sheet(write_sheet("n1", sheet), "sheet", ord)
+            assert Counter(map(repr, sheet)) == Counter(map(repr, pins))
+
+
+def test_a_pin_replaces_only_one_with_the_same_task_and_patterns() -> None:
+    """Others of the task are alternatives, and stay; of equal ones the newest counts."""
+    first = pin("t", "a", "b", expires_at=1.0)
+    for second, stays in [
+        (pin("t", "a", "b", expires_at=2.0), False),
+        (pin("t", "b", "a"), True),
+        (pin("t", "a"), True),
+        (pin("u", "a", "b"), True),
+    ]:
+        assert merge([first], [second]) == ([first, second] if stays else [second])
+        assert merge([], [first, second]) == ([first, second] if stays else [second])

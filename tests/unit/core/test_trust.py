@@ -1,12 +1,14 @@
 """Trust windows: how long a session may trust itself, and when it may be declared dead."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobsync import Invalid
 from jobsync.core.clock import Mono
-from jobsync.core.trust import Timing, Watch
+from jobsync.core.trust import Timing, Watch, check_duration
 
 TIMING = Timing(heartbeat=5, timeout=15)
 
@@ -34,6 +36,40 @@ def test_timings_that_do_not_fit_are_refused(
     """The error names the number to change."""
     with pytest.raises(Invalid, match=message):
         Timing(heartbeat=heartbeat, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "is_valid"),
+    [
+        (None, None, True),
+        (None, 0.0, True),
+        (0.0, None, False),
+        (0.0, 0.0, True),
+        (-0.5, 0.0, False),
+        (0.001, None, True),
+        (3600.0, None, True),
+        (3600.0, 0.0, True),
+        (3600.001, None, False),
+        (3600.001, 0.0, False),
+        (math.nan, None, False),
+        (math.nan, 0.0, False),
+    ],
+)
+def test_a_duration_is_at_most_an_hour(
+    value: float | None, least: float | None, *, is_valid: bool
+) -> None:
+    """Exactly an hour is one; nothing is one only where that is said."""
+    if is_valid:
+        check_duration("work_interval", value, least=least)
+    else:
+        with pytest.raises(Invalid, match="work_interval"):
+            check_duration("work_interval", value, least=least)
+
+
+def test_the_longest_and_the_tightest_timings_are_accepted() -> None:
+    """Three heartbeats, an hour, and two heartbeats with the margin, to the digit."""
+    for heartbeat, timeout in [(1200, 3600), (5, 15), (0.125, 0.5), (1.0, 3600)]:
+        assert Timing(heartbeat=heartbeat, timeout=timeout).timeout == timeout
 
 
 @given(

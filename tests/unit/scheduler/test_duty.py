@@ -11,7 +11,9 @@ from jobsync.coordination.term import Term
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
 from jobsync.scheduler.duty import Duty
 from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import JobStore, Progress
+from jobsync.scheduler.operations import JobOperations
 from jobsync.stores.memory import MemoryStore
 
 NOW = 1_800_000_060
@@ -31,6 +33,8 @@ class Succession:
         self.definitions: dict[str, JobDefinition] = {}
         self.states: dict[str, JobState] = {}
         self.term = Term(self.store, 2, lambda: True, components.ids)
+        self.workers = ["w"]
+        """Those that are alive."""
         self._components = components
 
     def add(self, name: str, definition: JobDefinition, **fields: Any) -> None:
@@ -51,6 +55,17 @@ class Succession:
             await self.jobs.edits.note(dict.fromkeys(special, True))
         if progress is not None:
             await self.term.put(self.jobs.progress_key, msgspec.to_builtins(progress))
+        duty = self.open_duty()
+        unsettled = await duty.take_over()
+        assert unsettled is not None
+        looks = {
+            name: duty.find_first_look(name, is_settled=name not in unsettled)
+            for name in self.definitions
+        }
+        return {name for name, when in looks.items() if when is not None and when <= NOW}
+
+    def open_duty(self) -> Duty:
+        """Return the duty of a leader that is about to take over."""
         known = {
             name: SimpleNamespace(options=SimpleNamespace(definition=definition))
             for name, definition in self.definitions.items()
@@ -66,15 +81,10 @@ class Succession:
         )
         duty = Duty(*cast("Any", parts))
         duty.assign(known, self.term, "new")
-        unsettled = await duty.take_over()
-        assert unsettled is not None
-        looks = {
-            name: duty.find_first_look(name, is_settled=name not in unsettled) for name in known
-        }
-        return {name for name, when in looks.items() if when is not None and when <= NOW}
+        return duty
 
     async def _list_members(self) -> list[Any]:
-        return [SimpleNamespace(worker_id="w")]
+        return [SimpleNamespace(worker_id=name) for name in self.workers]
 
 
 NOTED = Progress(until=NOW, code="new")
@@ -112,3 +122,122 @@ async def test_a_successor_looks_at_what_its_predecessor_left_undecided(
     for name, definition in (("hourly", HOURLY), ("daily", DAILY), ("added", DAILY)):
         succession.add(name, definition, **changes)
     assert await succession.take_over(progress, *special) == found
+
+
+async def test_a_successor_that_cannot_read_what_operators_changed_looks_at_all_jobs() -> None:
+    """Any of them may have been paused, or asked to run, since its predecessor's note."""
+    succession = Succession()
+    for name in ("hourly", "daily"):
+        succession.add(name, DAILY, queued=(1,))
+    await succession.store.create("schedule/default/edits/latest", {"revision": "many"})
+    assert await succession.take_over(NOTED) == {"hourly", "daily"}
+
+
+@pytest.mark.parametrize("runs_on_start", [False, True])
+async def test_progress_is_noted_when_any_part_of_it_has_changed(runs_on_start: bool) -> None:
+    """What is decided, or who is alive: by that a successor knows whether the fleet has restarted.
+
+    Who is alive matters only if a job runs at the start of the fleet.
+    """
+    succession = Succession()
+    succession.add("job", msgspec.structs.replace(DAILY, run_on_start=runs_on_start))
+    await succession.take_over(NOTED)
+    duty = succession.open_duty()
+    await duty.take_over()
+
+    async def note() -> Progress | None:
+        """Return what is noted by one more beat; None if nothing is written."""
+        before = await succession.store.get(succession.jobs.progress_key)
+        await duty.write_progress(lambda _: set())
+        after = await succession.store.get(succession.jobs.progress_key)
+        assert before is not None
+        assert after is not None
+        is_written = before.version != after.version
+        return msgspec.convert(after.value, Progress) if is_written else None
+
+    def list_fleet() -> tuple[str, ...]:
+        return tuple(succession.workers) if runs_on_start else ()
+
+    await note()
+    assert await note() is None
+    for workers in (["a", "w"], ["a"], ["b", "w"]):
+        # Nothing was decided meanwhile.
+        succession.workers = workers
+        noted = await note()
+        assert (noted is not None) is runs_on_start
+        assert noted is None or noted.fleet == list_fleet()
+        assert await note() is None
+    # Nobody has come or gone meanwhile.
+    duty.is_dirty = True
+    noted = await note()
+    assert noted is not None
+    assert noted.fleet == list_fleet()
+    assert await note() is None
+
+
+async def test_a_leader_follows_each_part_of_what_operators_note() -> None:
+    """An announced run changes no revision, and is known by the next beat all the same."""
+    succession = Succession()
+    succession.add("job", DAILY)
+    await succession.take_over(NOTED)
+    duty, edits = succession.open_duty(), succession.jobs.edits
+    await duty.take_over()
+    assert await duty.read_edited() == []
+    await edits.announce_run("s.1", "job", ())
+    assert await duty.read_edited() == []
+    assert duty.announced == {"s.1": ("job",)}
+    await edits.note({"job": True})
+    assert await duty.read_edited() == ["job"]
+    assert await duty.read_edited() == []
+    await edits.announce_run("s.2", "job", ())
+    await edits.forget_announced({"s.1": {"job"}})
+    assert await duty.read_edited() == []
+    assert duty.announced == {"s.2": ("job",)}
+    await edits.note({"job": False, "another": None})
+    assert await duty.read_edited() == ["another", "job"]
+    assert duty.announced == {"s.2": ("job",)}
+
+
+CHANGES_BEFORE: dict[str, tuple[str, ...]] = {
+    "a request": ("request",),
+    "a request, and a pause that has ended": ("request", "pause", "resume"),
+    "a request, and a new definition": ("request", "define"),
+    "a pause": ("pause",),
+    "a pause, and a new definition": ("pause", "define"),
+    "a pause that has ended": ("pause", "resume"),
+    "a new definition": ("define",),
+}
+"""What operators and deployments do while nobody leads."""
+
+
+@pytest.mark.parametrize("what", CHANGES_BEFORE)
+async def test_a_successor_reads_a_job_that_differs_in_any_way_from_its_code(what: str) -> None:
+    """Found: a run that was asked for was forgotten by a resume, and by a new definition."""
+    succession = Succession()
+    succession.add("daily", DAILY)
+    await succession.jobs.create_many(succession.states)
+    operations = JobOperations(succession.jobs, succession._components, "operator")
+    for step in CHANGES_BEFORE[what]:
+        match step:
+            case "request":
+                await operations.request_run("daily")
+            case "pause":
+                assert await operations.pause("daily", "why")
+            case "resume":
+                assert await operations.resume("daily")
+            case _:
+                await deploy(succession, JobDefinition(schedule="@daily", retries=3))
+    stored = (await succession.jobs.read_many(["daily"]))["daily"].state
+    edits = await succession.jobs.edits.read()
+    assert edits is not None
+    assert ("daily" in edits.special) is stored.is_special
+    assert stored.is_special is bool(stored.requests or stored.pause)
+
+
+async def deploy(succession: Succession, definition: JobDefinition) -> None:
+    """Store another definition of a job, as a process with other code does."""
+    known: Any = {"daily": SimpleNamespace(options=SimpleNamespace(definition=definition))}
+    clock = SimpleNamespace(now=lambda: float(NOW), veto="")
+    membership = SimpleNamespace(worker_id="w", incarnation="w.1")
+    parts: Any = (succession.jobs, membership, clock, "schedule default", lambda _: None, 5)
+    assert await JobCode(known, *parts).define(["daily"])

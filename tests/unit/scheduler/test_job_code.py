@@ -26,7 +26,7 @@ class Fleet:
         self.jobs = JobStore(lambda: self.store, "default", Components.system())
         self.peers: list[SimpleNamespace] = []
         self.clock = SimpleNamespace(now=lambda: NOW, veto="")
-        self.incarnation = ""
+        self.incarnation = self.worker_id = ""
 
     async def members(self) -> list[SimpleNamespace]:
         """Return the live sessions."""
@@ -36,10 +36,21 @@ class Fleet:
         """Add a session."""
         self.peers.append(SimpleNamespace(facts=facts))
 
-    def start(self) -> JobCode:
-        """Return the code of a process without jobs."""
-        parts: Any = (self.jobs, self, self.clock, FACT, lambda _: None)
-        return JobCode({}, *cast("Any", parts))
+    def start(self, generation: int = 0, **schedules: str) -> JobCode:
+        """Return the code of a process with some jobs; none by default."""
+        parts: Any = (self.jobs, self, self.clock, FACT, lambda _: None, generation)
+        known: Any = {
+            name: SimpleNamespace(
+                options=SimpleNamespace(definition=JobDefinition(schedule=schedule))
+            )
+            for name, schedule in schedules.items()
+        }
+        return JobCode(known, *cast("Any", parts))
+
+    async def read_schedules(self) -> dict[str, str]:
+        """Return the schedule of each stored job."""
+        jobs = await self.jobs.read_all()
+        return {name: job.state.definition.schedule for name, job in jobs.items()}
 
     async def list_code(self) -> list[str]:
         """Return the digests that are stored."""
@@ -106,6 +117,65 @@ async def test_the_count_of_starts_never_goes_back(fleet: Fleet) -> None:
         defined = await code.read_defined()
         assert defined.generation == highest
         assert defined.code == ("newest" if step == "write" else "")
+
+
+@pytest.mark.parametrize(
+    ("starts", "holds", "generations"),
+    [
+        # Each letter is a process, which starts with its own code; small ones are restarts of the
+        # plugin within the process.
+        ("A", "@daily", [1]),
+        ("AB", "@hourly", [1, 2]),
+        ("ABa", "@hourly", [1, 2, 1]),
+        ("ABab", "@hourly", [1, 2, 1, 2]),
+        ("ABA", "@daily", [1, 2, 3]),
+        ("ABAb", "@daily", [1, 2, 3, 2]),
+        # The same code: nothing is defined, and the count of its start stays.
+        ("AA", "@daily", [1, 1]),
+        ("ABCa", "@daily", [1, 2, 3, 1]),
+        ("ABCab", "@daily", [1, 2, 3, 1, 2]),
+    ],
+)
+async def test_the_definition_of_the_process_that_started_last_holds(
+    fleet: Fleet, starts: str, holds: str, generations: list[int]
+) -> None:
+    """A restart within a process is no start, however often it happens and whatever is stored."""
+    schedules = {"A": "@daily", "B": "@hourly", "C": "@daily"}
+    begun: dict[str, int] = {}
+    found = []
+    for letter in starts:
+        name = letter.upper()
+        code = fleet.start(0 if letter.isupper() else begun[name], job=schedules[name])
+        await code.register_all()
+        begun[name] = code.generation
+        found.append(code.generation)
+    assert found == generations
+    assert await fleet.read_schedules() == {"job": holds}
+    stored = await fleet.jobs.read("job")
+    assert stored is not None
+    assert stored.state.generation == max(generations)
+    defined = await fleet.jobs.code.read_defined()
+    newest = fleet.start(job=holds)
+    await newest.publish()
+    assert defined.code == newest.digest
+
+
+@pytest.mark.parametrize("newer", ["", "a", "b", "c", "ab", "abc"])
+async def test_a_version_is_noted_as_stored_only_if_all_its_definitions_hold(
+    fleet: Fleet, newer: str
+) -> None:
+    """Whichever of them a later process has replaced: the next process defines its own."""
+    await fleet.start(0, **dict.fromkeys("abc", "@weekly")).define(list("abc"))
+    late = fleet.start(1, **dict.fromkeys("abc", "@daily"))
+    await fleet.jobs.code.begin_generation()
+    await fleet.start(2, **dict.fromkeys(newer, "@hourly")).define(list(newer))
+    assert await late.define(list("abc")) is (not newer)
+    assert await fleet.read_schedules() == {
+        name: "@hourly" if name in newer else "@daily" for name in "abc"
+    }
+    await late.register_all()
+    defined = await fleet.jobs.code.read_defined()
+    assert (defined.code == late.digest) is (not newer)
 
 
 @pytest.mark.parametrize(

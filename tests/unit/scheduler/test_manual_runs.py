@@ -1,7 +1,7 @@
 """Runs by hand that wait in line, over a store in memory that does not always answer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,6 +28,8 @@ class FaultyStore(StoreDecorator):
 
     faults: list[str]
     """Each is "refused", "lost before" or "lost after": whether the write was applied."""
+    meanwhile: Callable[[], object] | None = None
+    """Called once, while a job is read."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -46,6 +48,9 @@ class FaultyStore(StoreDecorator):
         if self.faults and self.faults[0] == "unread":
             del self.faults[0]
             raise Unavailable("the store", "it does not answer", "wait")
+        if self.meanwhile is not None and "/job/" in keys[0]:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
         return await super().get_many(keys, **options)
 
 
@@ -57,7 +62,13 @@ class Stage:
         self.store = FaultyStore()
         self.jobs = JobStore(lambda: self.store, "default", components)
         self.cache = JobCache(self.jobs, lambda *_: None)
-        self.membership = SimpleNamespace(incarnation="me.1", is_trusted=True, has_ended=False)
+        self.membership = SimpleNamespace(
+            incarnation="me.1",
+            is_trusted=True,
+            has_ended=False,
+            timing=SimpleNamespace(heartbeat=5.0),
+            change=self._change,
+        )
         self.started: list[ActiveRun] = []
         runs = SimpleNamespace(waiting=set(), names=[], start=self._start)
         clock = SimpleNamespace(estimate=lambda: 1000.0)
@@ -65,6 +76,11 @@ class Stage:
         known = {"job": SimpleNamespace(name="job"), "other": SimpleNamespace(name="other")}
         parts: Any = (self.cache, runs, known, loop, owners, self.membership, clock, components)
         self.manual_runs = ManualRuns(*cast("Any", parts))
+
+    async def _change(self, _: float) -> None:
+        """Answer the next heartbeat."""
+        await asyncio.sleep(0)
+        self.membership.is_trusted = True
 
     def _start(self, _: Any, __: Any, run: ActiveRun, ___: Any) -> "asyncio.Task[None]":
         self.started.append(run)
@@ -124,6 +140,56 @@ async def test_a_run_is_announced_in_each_session_and_for_each_job() -> None:
         edits = await stage.jobs.edits.read()
         assert edits is not None
         assert edits.by_hand == announced
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("lost", ["trust", "session", "both", "all"])
+async def test_a_run_is_recorded_by_a_session_that_others_believe_alive(
+    lost: str, is_busy: bool
+) -> None:
+    """Whatever of that is lost while the job is read: nobody would look for its run.
+
+    It is recorded once the process is sure again, in the session that it has then.
+    """
+    stage = Stage()
+    await stage.define(*[RUNNING] * is_busy)
+    written: list[str] = []
+
+    def lose() -> None:
+        if lost in ("trust", "both"):
+            stage.membership.is_trusted = False
+        if lost in ("session", "both"):
+            stage.membership.incarnation = "me.2"
+        stage.membership.has_ended = lost == "all"
+
+    stage.store.meanwhile = lose
+    task = asyncio.create_task(stage.manual_runs.run("job", None))
+    if lost == "all":
+        with pytest.raises(Unavailable, match="it has stopped"):
+            await task
+        await stage.manual_runs.stop(60)
+        assert ((await stage.read()).requests, stage.started) == ((), [])
+        return
+    owner = "me.1" if lost == "trust" else "me.2"
+
+    async def find_owners() -> list[str]:
+        state = await stage.read()
+        own = [run.owner for run in state.running if run.is_manual]
+        return own + [request.owner for request in state.requests]
+
+    async def is_recorded() -> bool:
+        written.extend(await find_owners())
+        return bool(written)
+
+    # Not by reading the job, which is what it waits for.
+    await until(lambda: stage.store.meanwhile is None, "the job is read", interval=0)
+    await until(is_recorded, "it is recorded", interval=0)
+    assert {*written} == {owner}
+    assert stage.membership.is_trusted
+    assert [run.owner for run in stage.started] == ([] if is_busy else [owner])
+    task.cancel()
+    await asyncio.wait([task])
+    await stage.manual_runs.stop(60)
 
 
 @pytest.mark.parametrize(

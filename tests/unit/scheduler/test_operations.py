@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,11 +23,11 @@ from jobsync.core.job_state import (
     RunStatus,
     Statistics,
 )
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, NotFound
 from jobsync.scheduler.history import build_entry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations, build_status
-from jobsync.stores.contract import Head, Record
+from jobsync.stores.contract import Change, Head, Outcome, Record
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -41,6 +41,14 @@ class ObjectServer(StoreDecorator):
     tells_times = True
     times: Mapping[str, float] = {}
     """When records were written, by key; the others at noon."""
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    """What somebody else does before the next write of a job arrives."""
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.meanwhile is not None and any("/job/" in change.key for change in changes):
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().write(changes)
 
     async def now(self) -> Wall | None:
         return None
@@ -140,6 +148,81 @@ async def test_what_is_enabled_again_differs_from_its_code_no_more() -> None:
     assert await desk.operations.edit("job", {"enabled": False})
     assert await desk.operations.resume("job")
     assert (await desk.read()).edits == {}
+
+
+PAUSE = JobPause(at=NOON)
+SLOWER = {"retries": 3}
+"""A change by an operator; the code says 0."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls", "is_special"),
+    [
+        ({}, [("pause",)], True),
+        ({}, [("edit", SLOWER)], True),
+        ({}, [("request_run",)], True),
+        ({}, [("remove",)], True),
+        # One of them is left, whichever it is, after another one is taken back.
+        ({}, [("pause",), ("edit", SLOWER), ("edit", {"retries": 0})], True),
+        ({}, [("request_run",), ("edit", SLOWER), ("edit", {"retries": 0})], True),
+        ({}, [("pause",), ("edit", SLOWER), ("resume",)], True),
+        # Nothing is left.
+        ({}, [("pause",), ("resume",)], False),
+        ({}, [("edit", SLOWER), ("edit", {"retries": 0})], False),
+        ({"pause": PAUSE}, [("resume",)], False),
+    ],
+)
+async def test_a_successor_reads_the_jobs_that_differ_from_their_code(
+    fields: dict[str, Any], calls: Sequence[tuple[Any, ...]], is_special: bool
+) -> None:
+    """A leader that takes over reads no others: each difference alone is a reason to read."""
+    desk = Desk(0.0)
+    await desk.add(**fields)
+    for name, *arguments in calls:
+        await getattr(desk.operations, name)("job", *arguments)
+    edits = await desk.jobs.edits.read()
+    assert edits is not None
+    assert edits.special == (("job",) if is_special else ())
+    assert edits.list_since(0) == ["job"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        (("pause",), ("pause",), False),
+        (("resume",), ("resume",), False),
+        (("edit", SLOWER), ("edit", SLOWER), False),
+        (("pause",), ("edit", SLOWER), True),
+        (("edit", SLOWER), ("pause",), True),
+        (("resume",), ("edit", SLOWER), True),
+        (("pause",), ("remove",), None),
+        (("resume",), ("remove",), None),
+        (("edit", SLOWER), ("remove",), None),
+        (("request_run",), ("remove",), None),
+    ],
+)
+async def test_a_change_that_meets_another_one_tells_what_became_of_it(
+    first: tuple[Any, ...], second: tuple[Any, ...], answer: bool | None
+) -> None:
+    """It is decided anew: made, not needed any more (False), or too late (the job is gone)."""
+    desk = Desk(0.0)
+    await desk.add(pause=PAUSE if first == ("resume",) else None)
+
+    async def change(call: tuple[Any, ...]) -> object:
+        name, *arguments = call
+        return await getattr(desk.operations, name)("job", *arguments)
+
+    desk.store.meanwhile = lambda: change(second)
+    if answer is None:
+        with pytest.raises(NotFound):
+            await change(first)
+        assert (await desk.read()).is_removed
+    else:
+        assert await change(first) is answer
+    edits = await desk.jobs.edits.read()
+    assert edits is not None
+    # Only what was changed is told.
+    assert edits.revision == (2 if answer else 1)
 
 
 @pytest.mark.parametrize("name", [None, 5, ["job"], b"job"])

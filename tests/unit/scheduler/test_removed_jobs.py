@@ -100,6 +100,34 @@ async def test_a_job_is_forgotten_when_nothing_is_left_to_know(
     )
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        {},
+        {"running": (msgspec.structs.replace(RUN, owner="dead"),)},
+        {"last": NOW, "statistics": Statistics()},
+    ],
+)
+async def test_a_job_that_came_back_meanwhile_is_left_alone(before: dict[str, Any]) -> None:
+    """A process has defined it again since the leader has seen it: it goes on as it is stored."""
+    stage = Stage()
+    await stage.add("job", **before)
+    await stage.jobs.change(
+        "job", lambda state: state and msgspec.structs.replace(state, is_removed=False)
+    )
+    stored = await stage.jobs.read("job")
+    assert stored is not None
+    await stage.removed.forget_some()
+    after = await stage.jobs.read("job")
+    assert after is not None
+    assert after.state == stored.state
+    assert stage.forgotten == []
+    assert not await stage.store.heads("schedule/default/run/")
+    edits = await stage.jobs.edits.read()
+    assert edits is not None
+    assert edits.list_since(0) == []
+
+
 async def test_a_look_forgets_a_hundred_and_the_next_comes_ten_minutes_later() -> None:
     """None by a clock that may be wrong."""
     stage = Stage()

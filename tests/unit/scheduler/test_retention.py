@@ -128,6 +128,25 @@ async def test_a_removal_without_an_answer_is_tried_again() -> None:
     assert await stage.run(runs=9) == 0
 
 
+async def test_each_outage_begins_with_a_short_pause() -> None:
+    """Pauses grow while the store does not answer, up to half a minute, and not beyond that."""
+    stage = Stage(10)
+    down = Unavailable("store", "it is down", "wait")
+    task = asyncio.create_task(stage.retention.run())
+    for failures, most in ((1, 0.5), (12, 300.0), (1, 0.5), (2, 1.5), (1, 0.5)):
+        began, pruned = stage.pauses.mono_seconds, len(stage.jobs.pruned)
+        stage.jobs.failures = [down] * failures
+        for _ in range(10):
+            stage.runs += 1
+            stage.retention.note_run("job", stage.runs)
+        for _ in range(10 * failures + 10):
+            await asyncio.sleep(0)
+        assert len(stage.jobs.pruned) == pruned + 1
+        assert 0 < stage.pauses.mono_seconds - began <= most
+    task.cancel()
+    await asyncio.wait([task])
+
+
 async def test_a_job_that_cannot_be_read_is_reported() -> None:
     """Trying again would not help; its next runs do."""
     stage = Stage(10)

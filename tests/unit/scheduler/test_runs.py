@@ -221,3 +221,81 @@ async def test_a_run_of_a_lost_session_has_no_result(how: str) -> None:
     assert (await stage.read()).running == (RUN,)
     (entry,) = await stage.read_entries()
     assert entry.status == "running"
+
+
+@pytest.mark.parametrize(
+    ("record", "in_state", "is_ours"),
+    [
+        # Nobody has changed anything, or the record alone was written again.
+        ({}, {}, True),
+        ({"attempts": 1}, {}, True),
+        # Another process has the run, or the instant: any of the two tells.
+        ({"owner": "other.1"}, {}, False),
+        ({"id": "another"}, {}, False),
+        ({"owner": "other.1", "resumed": 1}, {"owner": "other.1", "resumed": 1}, False),
+        # Somebody has removed the record: the state tells.
+        (None, {}, True),
+        (None, {"owner": "other.1"}, False),
+        (None, {"owner": ""}, False),
+        (None, None, False),
+    ],
+)
+async def test_a_result_is_stored_by_the_process_that_has_the_run(
+    record: dict[str, Any] | None, in_state: dict[str, Any] | None, is_ours: bool
+) -> None:
+    """By its record; where that is gone, by the job's state. Otherwise it counts for nothing."""
+    stage = Stage()
+    stage.go_on = asyncio.Event()
+    (task,) = await stage.start(RUN)
+    await until(lambda: stage.acted, "it acts", interval=0)
+    history = stage.jobs.history
+    found = await history.read("job", RUN)
+    assert found is not None
+    changed = None if record is None else msgspec.structs.replace(found[1], **record)
+    if changed is None:
+        await stage.store.drop([found[0].key])
+    elif changed != found[1]:
+        await history.write(found[0], changed)
+    running = () if in_state is None else (msgspec.structs.replace(RUN, **in_state),)
+    await stage.jobs.change(
+        "job", lambda state: state and msgspec.structs.replace(state, running=running)
+    )
+    stage.go_on.set()
+    outcome = await task
+    assert (outcome is not None) is is_ours
+    end = "end" if is_ours else "another process has taken it over"
+    assert stage.told == [("start", "run"), (end, "run")]
+    entries = await stage.read_entries()
+    if is_ours:
+        assert [entry.status for entry in entries] == ["success"]
+    else:
+        assert [(entry.id, entry.owner, entry.status) for entry in entries] == (
+            [] if changed is None else [(changed.id, changed.owner, "running")]
+        )
+    state = await stage.read()
+    assert state.running == (() if is_ours else running)
+    assert state.statistics.runs == int(is_ours)
+
+
+@pytest.mark.parametrize(
+    ("in_state", "is_released"),
+    [
+        ({}, True),
+        ({"owner": "other.1", "resumed": 1}, False),
+        ({"owner": "me.2"}, False),
+        ({"id": "another"}, False),
+    ],
+)
+async def test_a_run_is_released_by_the_session_that_has_it(
+    in_state: dict[str, Any], is_released: bool
+) -> None:
+    """Found free, it is resumed at once: one that another session has would run twice."""
+    stage = Stage()
+    beside = msgspec.structs.replace(RUN, id="beside", instant=61)
+    current = msgspec.structs.replace(RUN, **in_state)
+    state = JobState(definition=DEFINITION, defined_by="", last=100, running=(beside, current))
+    await stage.jobs.create_many({"job": state})
+    await stage.runs.release(stage.job, RUN)
+    owner = "" if is_released else current.owner
+    after = msgspec.structs.replace(current, owner=owner)
+    assert (await stage.read()).running == (beside, after)

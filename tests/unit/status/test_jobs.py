@@ -5,16 +5,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from chance import FakeClock
 
 from jobsync.components import Components
 from jobsync.core.assignment import NodeRef, Plan, token_maker
+from jobsync.core.clock import Wall
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
 from jobsync.status.jobs import FleetStatus, TaskStatus
-from jobsync.status.sessions import ClusterStatus, SessionStatus
+from jobsync.status.sessions import ClusterStatus, RoleStatus, SessionStatus
 from jobsync.status.why import explain
 from jobsync.stores.memory import MemoryStore
 
@@ -46,12 +48,15 @@ def node(name: str, **changes: Any) -> NodeRecord:
 
 
 def open_fleet(
-    plan: Plan, nodes: list[NodeRecord], sessions: list[SessionStatus] | None = None
+    plan: Plan,
+    nodes: list[NodeRecord],
+    sessions: list[SessionStatus] | None = None,
+    roles: list[RoleStatus] | None = None,
 ) -> FleetStatus:
     """Return the status of a fleet on an empty store."""
     components = Components.system()
     store = MemoryStore(components=components)
-    cluster = ClusterStatus(sessions=sessions or [], roles=[])
+    cluster = ClusterStatus(sessions=sessions or [], roles=roles or [])
     return FleetStatus(store, components, "sync_", nodes, cluster, plan, token_of)
 
 
@@ -171,3 +176,71 @@ async def test_when_a_task_of_another_node_may_be_started(
         assert status.last_heard == pytest.approx(now - heard, abs=30)
         wait = {"abandoned": delay, "owner-silent": 15.0 + delay}.get(code)
         assert reason.until == (status.last_heard + wait if wait else None)
+
+
+@pytest.mark.parametrize(
+    ("leaders", "found"),
+    [
+        ({}, None),
+        ({"sync_/jobs": "a"}, "a"),
+        ({"sync_/jobs": None}, None),
+        # Those of another fleet, and of other work in this one.
+        ({"other/jobs": "b"}, None),
+        ({"sync_/queue-emails": "b"}, None),
+        ({"other/jobs": "b", "sync_/jobs": "a"}, "a"),
+        ({"sync_/cleanup": "b", "sync_/jobs": "a"}, "a"),
+        ({"other/cleanup": "b", "sync_/scheduler": "b", "other/jobs": "b"}, None),
+    ],
+)
+def test_the_leader_is_that_of_the_tasks_of_this_fleet(
+    leaders: dict[str, str | None], found: str | None
+) -> None:
+    """One store has many roles: of other fleets, and of other work."""
+    roles = []
+    for name, leader in leaders.items():
+        namespace, work = name.split("/")
+        state: Any = "vacant" if leader is None else "led"
+        role = RoleStatus(namespace=namespace, work=work, state=state, leader=leader, candidates=2)
+        roles.append(role)
+    nodes = [node(name) for name in "ab"]
+    for order in (roles, roles[::-1]):
+        fleet = open_fleet(plan_of("a", "b"), nodes, [session("a"), session("b")], order)
+        assert [each.node for each in fleet.nodes() if each.leads] == [*filter(None, [found])]
+
+
+@pytest.mark.parametrize("stage", ["joining", "ready", "leaving", "left"])
+@pytest.mark.parametrize("state", [None, "live", "silent", "dead"])
+def test_the_condition_of_a_node_is_told_by_its_record_and_its_session(
+    state: str | None, stage: str
+) -> None:
+    """One that has left in order is not dead, whatever has become of its session."""
+    sessions = [] if state is None else [session("a", state=state)]
+    (shown,) = open_fleet(plan_of("a"), [node("a", stage=stage)], sessions).nodes()
+    if stage == "left":
+        expected = "left"
+    elif state == "live":
+        expected = stage
+    else:
+        expected = "silent" if state == "silent" else "dead"
+    assert shown.state == expected
+
+
+@pytest.mark.parametrize("heard", [None, 4.0])
+@pytest.mark.parametrize("now", [None, 500.0])
+async def test_when_a_node_was_last_heard_is_told_by_the_clock_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, now: float | None, heard: float | None
+) -> None:
+    """By this machine's, where the store has none; not at all, if nobody knows."""
+    clock = FakeClock()
+    clock.wall_seconds = 900.0
+    fleet = open_fleet(plan_of("a"), [node("a")], [session("a", heard=heard, state="dead")])
+
+    async def read_now() -> Wall | None:
+        return None if now is None else Wall(now)
+
+    monkeypatch.setattr(fleet._store, "now", read_now)
+    monkeypatch.setattr(fleet, "_clock", clock)
+    (found,) = fleet._sessions.values()
+    expected = None if heard is None else (900.0 if now is None else now) - heard
+    assert await fleet._find_last_write(found) == expected
+    assert await fleet._find_last_write(None) is None

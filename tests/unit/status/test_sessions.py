@@ -63,13 +63,15 @@ async def test_a_worker_that_stops_is_not_dead(monkeypatch: pytest.MonkeyPatch) 
     [
         ({}, 14.0, "live", "led", 1),
         ({}, 16.0, "silent", "silent", 0),
+        # A store without a clock does not tell.
+        ({}, None, "live", "led", 1),
         ({"state": "dead"}, 1.0, "dead", "vacant", 0),
     ],
 )
 async def test_a_role_is_led_while_its_leader_sends_heartbeats(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
-    age: float,
+    age: float | None,
     state: str,
     expected: str,
     candidates: int,
@@ -88,7 +90,7 @@ async def test_a_role_is_led_while_its_leader_sends_heartbeats(
     await store.create(f"{SESSIONS}w.1", session | changes)
     await store.create(f"{ROLES}{ROLE}", role)
 
-    async def read_age(_: Record) -> float:
+    async def read_age(_: Record) -> float | None:
         return age
 
     monkeypatch.setattr(store, "age", read_age)
@@ -98,3 +100,34 @@ async def test_a_role_is_led_while_its_leader_sends_heartbeats(
     assert (shown.state, shown.candidates) == (expected, candidates)
     is_vacant = expected == "vacant"
     assert (shown.until is None, shown.leader is None) == (is_vacant, is_vacant)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("ended", [None, False, True])
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_process_that_was_seen_to_have_ended_is_told_from_one_that_fell_silent(
+    is_gone: bool, ended: bool | None, is_recorded: bool
+) -> None:
+    """By what the one has stored who recorded the death; before that, by a look at the process.
+
+    Its tasks are started at once then, and not after a delay.
+    """
+    store = MemoryStore()
+    process = SystemProcesses().identify()
+    assert process is not None
+    if is_gone:
+        process = msgspec.structs.replace(process, started=process.started - 1)
+    session = {
+        "worker": "w",
+        "state": "dead" if is_recorded else "live",
+        "beat": 1,
+        "timing": {"beat": 5.0, "timeout": 15.0},
+        "process": msgspec.to_builtins(process),
+        **({} if ended is None else {"ended": ended}),
+    }
+    await store.create(f"{SESSIONS}w.1", session)
+    (shown,) = (await read_cluster_status(store, Components.system())).sessions
+    # A death that was recorded for another reason is not explained anew.
+    assert shown.has_ended is (ended is True or (is_gone and not is_recorded))
+    assert shown.state == ("dead" if is_recorded or shown.has_ended else "live")
+    assert not shown.has_left

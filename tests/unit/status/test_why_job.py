@@ -105,6 +105,22 @@ def utc() -> Iterator[None]:
     time.tzset()
 
 
+@pytest.mark.parametrize("jitter", [0.0, 600.0])
+@pytest.mark.parametrize("seconds", [-0.5, 0.0, 0.5])
+def test_an_instant_is_late_as_soon_as_it_is_due(seconds: float, jitter: float) -> None:
+    """Until it is decided; the next one to fire is always to come."""
+    job = state(definition=JobDefinition(schedule="@hourly", jitter=jitter))
+    due = next_due("cleanup", job)
+    assert due is not None
+    seen = due + seconds
+    shown = status(job, seen=seen)
+    assert (shown.is_late, shown.is_due) == (seconds >= 0, seconds >= 0)
+    assert shown.next_fire == (NOW + 2 * HOUR if shown.is_late else due)
+    assert shown.next_fire > seen
+    code = explain(shown).code
+    assert code == ("due" if shown.is_late else "scheduled")
+
+
 @pytest.mark.parametrize(
     ("found", "code", "text"),
     [

@@ -116,6 +116,8 @@ def test_a_condition_is_refused_only_by_an_answer(failure: FailedRequest, *, ref
         (unanswered("Timeout"), Unavailable, "no answer came in time"),
         (unanswered("Request"), Unavailable, "the connection was lost"),
         (metadata("status code: 404 Not Found"), Misconfigured, "without credentials"),
+        (metadata("status code: 401 Who"), Misconfigured, "without credentials"),
+        (metadata("status code: 408 Late"), Unavailable, "no credentials came"),
         (metadata("status code: 429 Slow"), Unavailable, "no credentials came"),
         (metadata("status code: 500 Oh"), Unavailable, "no credentials came.*set AWS_…; or try"),
         (metadata("HTTP error: error sending request"), Unavailable, "no credentials came"),
@@ -129,10 +131,23 @@ def test_the_error_has_the_fix(failure: FailedRequest, kind: type[Exception], wo
         raise error
 
 
-def test_an_expired_token_that_is_renewed_is_temporary() -> None:
-    """If the client finds its credentials itself, it will replace an expired token."""
-    error = answered(400, "ExpiredToken").to_error("s3://jobs", renews_credentials=True)
-    assert isinstance(error, Unavailable)
+@pytest.mark.parametrize(
+    ("code", "is_renewed"),
+    [
+        ("ExpiredToken", True),
+        ("InvalidToken", True),
+        ("InvalidAccessKeyId", False),
+        ("SignatureDoesNotMatch", False),
+        ("AccessDenied", False),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_token_that_is_renewed_is_temporary(status: int, code: str, *, is_renewed: bool) -> None:
+    """If the client finds its credentials itself, it will replace an old token, and no key."""
+    failure = answered(status, code)
+    for renews in (False, True):
+        error = failure.to_error("s3://jobs", renews_credentials=renews)
+        assert type(error) is (Unavailable if renews and is_renewed else Misconfigured)
 
 
 def test_only_the_code_is_read_from_the_text() -> None:

@@ -91,6 +91,34 @@ async def test_a_notification_that_was_lost_is_sent_again(
     await notifier.close()
 
 
+async def test_the_pauses_of_a_later_outage_begin_as_short_as_those_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if there was always something left to notify in between."""
+    clock = FakeClock()
+    pool = RecordingPool(clock)
+    notifier = Notifier(cast("Any", pool), "channel", build_components(clock), listens=True)
+    outcomes = ["fails", "fails", "fails", "works", "fails", "fails", "works", "works", "fails"]
+    tried: list[float] = []
+
+    async def run(statement: str, parameters: Any) -> list[Any]:
+        del statement, parameters
+        tried.append(clock.mono_seconds)
+        outcome = outcomes.pop(0) if outcomes else "ends"
+        if outcome != "ends":
+            notifier.notify_later(["a"])
+        if outcome == "fails":
+            raise Unavailable("server", "gone")
+        return []
+
+    monkeypatch.setattr(pool, "run", run)
+    notifier.notify_later(["a"])
+    await until(lambda: len(tried) == 10, "all of them were tried", 10)
+    waits = [late - early - COOLDOWN for early, late in pairwise(tried)]
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.0, 0.1, 0.2, 0.0, 0.0, 0.1], abs=1e-6)
+    await notifier.close()
+
+
 pauses = st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.06, 0.2])
 
 

@@ -10,10 +10,12 @@ import pytest
 from chance import FakeClock, SeededRandomness
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
+from waiting import until
 
 from jobsync import Components, Events, Misconfigured, Unavailable
 from jobsync.core.secrets import Secret
 from jobsync.core.urls import PostgresUrl
+from jobsync.stores.postgres import pool as pool_module
 from jobsync.stores.postgres.pool import (
     _DEFAULTS,
     _LONG_CHECKS,
@@ -178,6 +180,50 @@ async def test_only_what_is_seen_so_often_is_long() -> None:
     await pool.close()
 
 
+@pytest.mark.parametrize("most", [1, 3])
+async def test_only_so_many_statements_run_beside_the_others(most: int) -> None:
+    """However long they take, and however many wait; the next may when one of them has ended."""
+    pool = FakePool(most)
+    asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(4 * _MAX_LONG)]
+    await settle()
+    for looks in range(4 * _MAX_LONG):
+        pool.look()
+        await settle()
+        assert len(pool.busy) <= most + min(_MAX_LONG, most * (looks + 1) // _LONG_CHECKS)
+    assert len(pool.busy) == most + _MAX_LONG
+    answer(pool.busy[0], "rows")
+    await settle()
+    assert len(pool.busy) == most + _MAX_LONG - 1
+    for _ in range(_LONG_CHECKS):
+        pool.look()
+        await settle()
+    assert len(pool.busy) == most + _MAX_LONG
+    while pool.busy:
+        answer(pool.busy[0], "rows")
+        await settle()
+    assert await asyncio.gather(*asking) == [[(1,)]] * len(asking)
+    assert pool._slots._value == most
+    await pool.close()
+
+
+def test_a_pool_is_as_new_on_each_later_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long statements are found there too, although those of the loop before never ended."""
+    monkeypatch.setattr(pool_module, "_CHECK_INTERVAL", 0.001)
+
+    async def open_pool() -> FakePool:
+        return FakePool(1)
+
+    async def use(pool: FakePool) -> None:
+        asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(2 * _MAX_LONG)]
+        await until(lambda: len(pool.busy) > 1, "the first one is long", 5)
+        # The loop is closed while they run, and others wait.
+        del asking
+
+    pool = asyncio.run(open_pool())
+    for _ in range(3):
+        asyncio.run(use(pool))
+
+
 async def test_a_look_when_nobody_waits_counts_for_nothing() -> None:
     """The timer stops, and starts again with the next that waits."""
     pool = FakePool(2)
@@ -270,7 +316,7 @@ async def test_a_statement_that_is_rolled_back_is_sent_again_a_limited_number_of
 async def test_connections_that_are_idle_for_long_are_closed_one_by_one() -> None:
     """Exactly after ten minutes they stay, later not; the one that was used last always stays."""
     pool = FakePool(3)
-    asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(3)]
+    asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(2 * _MAX_LONG)]
     await settle()
     while pool.busy:
         answer(pool.busy[0], "rows")

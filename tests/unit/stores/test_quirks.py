@@ -1,15 +1,27 @@
 """What is believed of an object server, by how it behaves: every combination."""
 
 import itertools
+from typing import Any, cast
 
+import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Applied, Components, Conflicted, Events, Misconfigured, Put, Record
+from jobsync import (
+    Applied,
+    Components,
+    Conflicted,
+    Events,
+    Misconfigured,
+    Put,
+    Record,
+    Unavailable,
+)
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.objects.quirks import detect_quirks
-from jobsync.stores.probe import PROBE_KEYS
+from jobsync.stores.objects.quirks import detect_quirks, open_and_detect, open_with_quirks
+from jobsync.stores.objects.store import ObjectsStore
+from jobsync.stores.probe import PROBE_KEYS, VERDICT_KEY, ProbeVerdict, Trials
 
 
 class FakeServer(MemoryStore):
@@ -82,3 +94,51 @@ async def test_a_server_that_refuses_all_conditions_is_no_store() -> None:
     with pytest.raises(Misconfigured, match="conditional writes"):
         await detect_quirks(server, build_components())  # type: ignore[arg-type]
     assert server._data.records == {}
+
+
+@pytest.mark.parametrize("opens", [open_with_quirks, open_and_detect])
+@pytest.mark.parametrize("verdict", ["none", "current"])
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("server", "gone"), Misconfigured("url", "x", "is wrong", "fix"), OSError("oh")],
+    ids=["unavailable", "misconfigured", "another error"],
+)
+async def test_a_bucket_whose_quirks_cannot_be_found_is_closed(
+    opens: Any, verdict: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However that fails; one that can be opened stays open, with the quirks of its server."""
+    server = FakeServer(wants_bare=True, old=(True, False), new=(False, True))
+    closed: list[bool] = []
+    components = build_components()
+
+    async def connect(*_: object) -> FakeServer:
+        return server
+
+    async def close() -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(ObjectsStore, "connect", connect)
+    monkeypatch.setattr(server, "close", close)
+    if verdict == "current":
+        traits = {"bare_etags": True, "conditional_delete": True}
+        found = ProbeVerdict(components.clock.wall().seconds, [], traits, revision=99)
+        server._bare = True
+        await server.create(VERDICT_KEY, msgspec.to_builtins(found))
+    reads = server.get_many
+
+    async def fail(*_: object, **__: object) -> list[Record | None]:
+        raise error
+
+    for _ in range(2):
+        monkeypatch.setattr(server, "get_many", fail)
+        monkeypatch.setattr(Trials, "run", fail)
+        with pytest.raises(type(error)):
+            await opens(cast("Any", None), components)
+        assert closed == [True]
+        closed.clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(ObjectsStore, "connect", connect)
+    monkeypatch.setattr(server, "close", close)
+    assert server.get_many == reads
+    assert await opens(cast("Any", None), components) is cast("Any", server)
+    assert (closed, server.traits["bare_etags"]) == ([], True)
