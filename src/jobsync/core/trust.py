@@ -35,6 +35,11 @@ def check_duration(field: str, value: Seconds | None, *, least: Seconds | None =
         raise Invalid(field, value, problem, fix)
 
 
+def _round_down(seconds: Seconds) -> Seconds:
+    """Return a duration without rounding errors: 3 * 0.1 is a little over 0.3."""
+    return min(seconds, round(seconds, 9))
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """The interval of a session's heartbeat, and the silence after which the session is dead.
 
@@ -47,19 +52,20 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # Runs for every session that is read; the rest only explains what is wrong.
-        least = max(3 * self.heartbeat, 2 * self.heartbeat + self.margin)
-        if self.heartbeat > 0 and least <= self.timeout <= _MAX_DURATION:
+        three = _round_down(3 * self.heartbeat)
+        two = _round_down(2 * self.heartbeat + self.margin)
+        if self.heartbeat > 0 and max(three, two) <= self.timeout <= _MAX_DURATION:
             return
         check_duration("heartbeat_interval", self.heartbeat)
         check_duration("worker_timeout", self.timeout)
-        if self.timeout < 3 * self.heartbeat:
+        if self.timeout < three:
             raise Invalid(
                 "worker_timeout",
                 self.timeout,
                 f"must be at least three heartbeats of {self.heartbeat:g} s",
-                f"use {3 * self.heartbeat:g} or more, or a shorter heartbeat",
+                f"use {three:g} or more, or a shorter heartbeat",
             )
-        if self.timeout - self.margin < 2 * self.heartbeat:
+        if self.timeout < two:
             raise Invalid(
                 "worker_timeout",
                 self.timeout,

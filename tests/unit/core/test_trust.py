@@ -1,6 +1,7 @@
 """Trust windows: how long a session may trust itself, and when it may be declared dead."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -64,6 +65,20 @@ def test_a_duration_is_at_most_an_hour(
     else:
         with pytest.raises(Invalid, match="work_interval"):
             check_duration("work_interval", value, least=least)
+
+
+@pytest.mark.parametrize("heartbeat", [0.01, 0.05, 0.1, 0.15, 0.3, 0.7, 1.1])
+def test_what_the_error_of_a_timeout_suggests_is_accepted(heartbeat: float) -> None:
+    """Found: 0.3 was refused with the fix to use 0.3."""
+    least = 3 * heartbeat - 0.001
+    while True:
+        try:
+            Timing(heartbeat=heartbeat, timeout=least)
+            break
+        except Invalid as error:
+            (suggested,) = re.findall(r"Use (\S+) or more", str(error))
+            assert float(suggested) > least
+            least = float(suggested)
 
 
 def test_the_longest_and_the_tightest_timings_are_accepted() -> None:
