@@ -52,6 +52,7 @@ PAGES_DIFFER = {
     "test_what_is_shown_says_where_a_message_stands": _GROUPS,
     "test_several_messages_of_a_group_may_be_in_work": _GROUPS,
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
+    "test_a_lower_limit_of_groups_counts_those_in_work": _GROUPS,
     "test_a_rate_counts_on_after_its_clock_has_changed": _LIMITS,
     "test_a_transaction_in_doubt_reads_what_became_of_its_message": _SQL,
     "test_a_result_is_announced_to_those_who_wait_elsewhere": _SQL,
@@ -1042,6 +1043,27 @@ async def test_several_messages_of_a_group_may_be_in_work(
     assert set((await backend.count()).keys()) <= {"completed", "dead", "cancelled"}
     await push(backend, "again-1", "again-2", "again-3", "again-4", group="a")
     assert len(await claim(backend)) == most
+
+
+async def test_a_lower_limit_of_groups_counts_those_in_work(location: QueueLocation) -> None:
+    """Processes are deployed with it while messages are in work; pushes and dead letters come."""
+    old, backend = [
+        await location.open("emails", limits=QueueLimits(group_concurrency=most)) for most in (3, 1)
+    ]
+    await push(old, 1, group="a")
+    await settle(old, await claim(old), "bury", error="no")
+    await push(old, 2, 3, 4, group="a")
+    flying = await claim(old)
+    assert values(flying) == [2, 3, 4]
+    await push(backend, 5, group="a")
+    assert await backend.redrive() == 1
+    while flying:
+        assert values(await claim(backend)) == []
+        await settle(backend, [flying.pop()])
+    for expected in (5, 1):
+        one = await claim(backend)
+        assert values(one) == [expected]
+        await settle(backend, one)
 
 
 async def test_redriven_messages_of_a_group_keep_its_limit(location: QueueLocation) -> None:

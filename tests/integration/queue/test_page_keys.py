@@ -265,6 +265,30 @@ async def test_a_push_with_other_content_does_not_repeat_one_in_doubt(
     assert await backend.push([another]) == {}
 
 
+@pytest.mark.parametrize("is_finished", [False, True])
+async def test_a_page_that_another_process_has_created_is_not_that_of_a_push_in_doubt(
+    location: PagesQueues,
+    backend: PagesBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_finished: bool,
+) -> None:
+    """The page of the first was lost, and another push with its key has used the same place."""
+    with monkeypatch.context() as patch:
+        patch.setattr(PageStore, "create", refuse_page)
+        with pytest.raises(OutcomeUnknown):
+            await backend.push([new(1, key="k")])
+    other = await location.open("mails")
+    assert await other.push([new(2, key="k")]) == {}
+    if is_finished:
+        await settle(other)
+    again = msgspec.structs.replace(new(1, key="k"), id="id-3")
+    assert await backend.push([again]) == ({} if is_finished else {"id-3": "id-2"})
+    assert [info.id for info in await backend.browse("ready")] == (
+        ["id-3"] if is_finished else ["id-2"]
+    )
+
+
 @pytest.mark.parametrize("options", [{}, {"delay": 600.0}, {"priority": 1}])
 async def test_a_push_whose_page_others_have_created_or_barred_adds_nothing(
     location: PagesQueues,
