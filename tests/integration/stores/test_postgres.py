@@ -312,6 +312,22 @@ async def test_a_stopped_server_is_unavailable(
         await store.close()
 
 
+async def test_a_burial_leaves_a_record_that_is_created_again_at_that_moment(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """It has seen the tombstone, and the commit comes before it can remove it."""
+    store = await connect(url)
+    for key in ("n/1", "n/2"):
+        await store.delete(await store.create(key, 0))
+    with psycopg.connect(url) as stranger:
+        stranger.execute("UPDATE jobsync_record SET value = '1' WHERE key = 'n/1'")
+        burying = asyncio.create_task(store.bury("n/", older_than=-1))
+        await until(lambda: burying.done() or admin.execute(BLOCKED).fetchone(), "it meets it")
+        stranger.commit()
+    assert await burying == 1
+    assert [record.key for record in await store.scan("n/")] == ["n/1"]
+
+
 async def test_a_timed_out_statement_is_unknown_and_its_connection_closed(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
