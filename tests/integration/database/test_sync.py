@@ -230,6 +230,23 @@ def test_a_handler_that_disconnects_the_database_is_completed_before(
     db.disconnect()
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_at_the_exit_all_databases_are_disconnected_although_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Whichever fails: the other leaves no session behind."""
+    databases = [sync.Database(f"sqlite:///{tmp_path / name}").connect() for name in "ab"]
+
+    async def fail(**_: object) -> None:
+        raise OSError("its disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(databases[failing].wrapped, "disconnect", fail)
+        sync._disconnect_all()
+    assert [each.wrapped.is_connected for each in databases] == [failing == 0, failing == 1]
+    databases[failing].connect().disconnect()
+
+
 def test_a_call_fails_if_the_database_is_disconnected_meanwhile(url: str) -> None:
     """It does not wait forever."""
     with ThreadPoolExecutor(1) as threads:

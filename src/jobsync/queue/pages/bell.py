@@ -72,8 +72,8 @@ class Bell:
                     return self._numbers[queue]
         except (Corrupt, Misconfigured, OutcomeUnknown, Unavailable):
             self._record = None
-            # The next push rings.
-            self._rung.pop(queue, None)
+        # Also if others have rung for their queues each time: the next push rings.
+        self._rung.pop(queue, None)
         return None
 
     async def _write_next(self, queue: str) -> bool:

@@ -8,7 +8,7 @@ from chance import FakeClock, SeededRandomness
 from jobsync import Components, Record, Unavailable
 from jobsync.events import Events
 from jobsync.queue.pages.bell import READ_INTERVAL, RING_INTERVAL, Bell
-from jobsync.stores.contract import Change, Outcome, Unknown
+from jobsync.stores.contract import Change, Conflicted, Outcome, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -36,6 +36,8 @@ class FailingStore(StoreDecorator):
         failure = "" if self.failures in ([], ["read"]) else self.failures.pop()
         if failure == "refused":
             raise Unavailable(self.name, "a test says so")
+        if failure == "conflicted":
+            return [Conflicted()] * len(changes)
         if failure == "lost":
             return [Unknown("a test says so")] * len(changes)
         outcomes = await self.inner.write(changes)
@@ -92,7 +94,8 @@ async def test_each_ring_has_the_next_number_whoever_has_rung_before(town: Town)
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(
-    ("failure", "arrived"), [("read", 0), ("refused", 0), ("lost", 0), ("landed", 1)]
+    ("failure", "arrived"),
+    [("read", 0), ("refused", 0), ("lost", 0), ("landed", 1), ("conflicted", 0)],
 )
 async def test_after_a_ring_that_failed_the_next_push_rings(
     town: Town, failure: str, arrived: int, is_first: bool
@@ -106,7 +109,7 @@ async def test_after_a_ring_that_failed_the_next_push_rings(
         assert await bell.ring("a") == 1
         town.clock.mono_seconds += RING_INTERVAL
     before = await town.read()
-    store.failures = [failure]
+    store.failures = [failure] * (3 if failure == "conflicted" else 1)
     rung = await bell.ring("a")
     if rung is None:
         assert await town.read() == before | ({"a": before.get("a", 0) + 1} if arrived else {})
