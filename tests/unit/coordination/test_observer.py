@@ -74,7 +74,7 @@ class OvertakenStore(StoreDecorator):
 class Trio:
     """A session whose process is killed, and two observers that see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing = TIMING) -> None:
         clock, running = FakeClock(), set[int]()
         self.components = [
             Components(
@@ -92,7 +92,7 @@ class Trio:
             components=msgspec.structs.replace(self.components[0], clock=self.store_clock)
         )
         self.overtaken = OvertakenStore(self.store)
-        self.session = Session(SessionOwner(self.store, self.components[0], TIMING, "worker-1"))
+        self.session = Session(SessionOwner(self.store, self.components[0], timing, "worker-1"))
         self.heir = Observer(self.overtaken, self.components[1], TIMING)
         self.stranger = Observer(self.store, self.components[2], TIMING)
 
@@ -159,12 +159,17 @@ async def test_the_last_heartbeat_of_a_killed_process_delays_its_death_by_no_che
     assert (record.value["state"], record.value["beat"]) == ("dead", 1)
 
 
-async def test_a_session_is_dead_only_if_the_stores_clock_agrees() -> None:
-    """An observer whose clock runs fast has waited for less than the timeout."""
-    trio = Trio()
+@pytest.mark.parametrize("factor", [0.5, 1, 3])
+async def test_a_session_is_dead_only_if_the_stores_clock_agrees(factor: float) -> None:
+    """An observer whose clock runs fast has waited for less than the timeout.
+
+    That of the session counts, whatever the observer's own is.
+    """
+    timing = Timing(heartbeat=1, timeout=round(factor * TIMING.timeout))
+    trio = Trio(timing)
     victim = await trio.meet()
     trio.store_clock.mono_seconds -= 1
-    await trio.watch(TIMING.timeout)
+    await trio.watch(timing.timeout)
     assert await trio.heir.declare_dead() == []
     assert not trio.heir.is_dead(victim)
     await trio.watch(1)
