@@ -242,7 +242,7 @@ def test_at_the_exit_all_databases_are_disconnected_although_one_fails(
 
     with monkeypatch.context() as patch:
         patch.setattr(databases[failing].wrapped, "disconnect", fail)
-        sync._disconnect_all()
+        sync._disconnect_all()  # type: ignore[attr-defined]
     assert [each.wrapped.is_connected for each in databases] == [failing == 0, failing == 1]
     databases[failing].connect().disconnect()
 
