@@ -230,7 +230,7 @@ class TaskCalls(ABC):
                 known.signature.check(each)
         defaults = known.options
         if "key" in options and options["key"] is None:
-            # They say what a key does.
+            # Without a key these would be refused.
             defaults = defaults.copy()
             defaults.pop("key_ttl", None)
             defaults.pop("replace", None)

@@ -35,7 +35,7 @@ MAX_PAGES = 200
 _FORMAT = 1
 _RETRY: Seconds = 300.0
 """Seconds without another look for a ticket after none was found."""
-_NOW = Mono(float("-inf"))
+_AT_ONCE = Mono(float("-inf"))
 _MAX_NUMBER = 2**53
 
 
@@ -123,7 +123,7 @@ class TicketReader:
         self._log = CorruptionLog(f"queue/{queue}", components.events)
         self._ticket: Ticket | None = None
         self._epoch = 0
-        self._next_try = _NOW
+        self._next_try = _AT_ONCE
 
     @property
     def duty(self) -> WatchDuty:
@@ -169,5 +169,5 @@ class TicketReader:
         except Corrupt as corrupt:
             self._log.report(corrupt)
         self._ticket, self._epoch = found
-        self._next_try = _NOW if self._ticket is not None else self._clock.mono() + _RETRY
+        self._next_try = _AT_ONCE if self._ticket is not None else self._clock.mono() + _RETRY
         return self._ticket
