@@ -1,8 +1,10 @@
 """A pin holds on the node that registers it when registering returns."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from servers import Locate
@@ -25,20 +27,54 @@ def find_own(job: Job, count: int = 1) -> list[str]:
     return list(itertools.islice(own, count))
 
 
+class Decisions:
+    """The decisions of all leaders, which a test can stop."""
+
+    def __init__(self) -> None:
+        self.are_stopped = False
+        self.under_way = 0
+        self.changed = threading.Condition()
+
+    def add(self, number: int) -> None:
+        """Count a decision that begins or ends."""
+        with self.changed:
+            self.under_way += number
+            self.changed.notify_all()
+
+
+decisions = Decisions()
+
+
+@pytest.fixture(autouse=True)
+def noted_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count decisions from the start: one that is under way may read pins later."""
+    rebalance = Rebalancer._rebalance
+
+    async def decide(self: Rebalancer, term: Any, plan: Any, *, is_notified: bool) -> Any:
+        decisions.add(1)
+        try:
+            if decisions.are_stopped and plan is not None:
+                return plan
+            return await rebalance(self, term, plan, is_notified=is_notified)
+        finally:
+            decisions.add(-1)
+
+    monkeypatch.setattr(Rebalancer, "_rebalance", decide)
+
+
 @contextmanager
 def no_decisions() -> Iterator[None]:
     """Make leaders go on with the assignment that they have.
 
     They decide again in the end: nodes that leave wait until others have their tokens.
     """
-
-    async def decide_nothing(_: Rebalancer, term: object, plan: object, **__: object) -> object:
-        del term
-        return plan
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rebalancer, "_rebalance", decide_nothing)
+    decisions.are_stopped = True
+    try:
+        with decisions.changed:
+            assert decisions.changed.wait_for(lambda: not decisions.under_way, 60)
         yield
+    finally:
+        decisions.are_stopped = False
 
 
 @pytest.mark.parametrize("creator", [0, 1])
@@ -65,9 +101,9 @@ def test_a_pin_that_is_cleared_before_the_leader_acts_ends_here_too(url: str, cl
     with start_team(url) as team:
         jobs = [team.add(name) for name in ("a", "b")]
         team.until(lambda: [len(job.my_tokens) for job in jobs] == [30, 30])
-        team.until(lambda: len({job.token_version for job in jobs}) == 1)
         job = jobs[0]
         with no_decisions():
+            team.until(lambda: len({job.token_version for job in jobs}) == 1)
             (task,) = find_own(job)
             version = job.token_version
             job.register_task_lock(task, "b")
