@@ -362,7 +362,7 @@ class Pair:
         assert isinstance(outcome, Applied)
 
     async def lead(self) -> Election:
-        """Let the older worker lead; return its candidacy."""
+        """Start the older worker, which leads; return its candidacy."""
         await self.start(self.older)
         await self.older.check()
         assert self.older.holds

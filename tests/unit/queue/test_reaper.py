@@ -75,7 +75,7 @@ class Surroundings:
         self.failures.append(error)
 
     async def step(self, seconds: float) -> int:
-        """Let time pass, and a round run; return how often it has looked."""
+        """Advance time and run a round; return how often it has looked."""
         before = self.looks
         self.clock.mono_seconds += seconds
         self._waits.clear()

@@ -144,7 +144,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
                 "due": now + delay,
                 "boot": boot if delay > 0 else 0,
                 "wakes": mono + delay if delay > 0 else None,
-                "delay": delay if delay > 0 else None,
+                "delay": delay,
                 "payload": payload.decode(),
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,

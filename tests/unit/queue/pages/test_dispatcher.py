@@ -107,7 +107,7 @@ class Surroundings:
         self.failures.append(error)
 
     async def step(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, and a round run; return what was done."""
+        """Advance time and run a round; return what was done."""
         self.clock.mono_seconds += seconds
         self.done.clear()
         self._rests.clear()

@@ -46,7 +46,7 @@ class Known:
         )
 
     def show(self, where: str, mark: PageMark, *, version: str = "v1", at: float = 10.0) -> None:
-        """Let a listing show a page."""
+        """Add a page to what a listing shows."""
         due = NOW + 100 if mark is PageMark.WAITING else NOW - 60
         listed = ListedPage(where, version, mark, due, None)
         self.pages._known[where] = KnownPage(listed, Mono(at))
