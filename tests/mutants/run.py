@@ -9,7 +9,8 @@ python tests/mutants/run.py --list                names, and the promises that t
 
 A mutant runs against the tests that run the mutated code, whatever they are named: the quickest
 and most specific first, until one fails. Which these are is recorded beforehand, by running each
-test file once (up to half an hour); later only test files that have changed are recorded.
+test file once (up to half an hour); later only test files that have changed are recorded. A test
+that has caught a mutant in the last recorded run of all comes first.
 """
 
 import argparse
@@ -55,6 +56,8 @@ Answer = TypeVar("Answer")
 RECORDINGS = ROOT / ".cache" / "mutants"
 RECORDING_LIMIT = 1200.0
 TAIL = 60
+WHAT = "source mutants"
+"""What its runs are named among the proofs."""
 
 
 class Progress:
@@ -215,7 +218,7 @@ def record(trials: list[Trial], seconds: float) -> None:
     for trial in trials:
         by_verdict[trial.verdict].append(trial)
     proofs.record(
-        "source mutants",
+        WHAT,
         seconds=round(seconds),
         packages=count(trials),
         survived=[trial.mutant.name for trial in by_verdict["survived"]],
@@ -258,8 +261,11 @@ def choose_tests(trials: list[Trial], progress: Progress, *, jobs: int, anew: bo
             f"{outdated} test files were recorded with another source: tests of code that is new "
             "since are chosen by function or file. Use --record for exact ones."
         )
+    caught = proofs.find_last(WHAT).get("caught", {})
     for trial in trials:
-        trial.tests = recordings.choose(source.find(trial.mutant))
+        tests = recordings.choose(source.find(trial.mutant))
+        last = caught.get(trial.mutant.name, "")
+        trial.tests = sorted(tests, key=lambda test: not last.startswith(test.id))
 
 
 def main() -> int:

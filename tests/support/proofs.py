@@ -1,4 +1,4 @@
-"""Append figures to `proof/runs.jsonl`, with the commit that showed them."""
+"""Append figures to `proof/runs.jsonl`, with the commit that showed them, and find the last."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["record"]
+__all__ = ["find_last", "record"]
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "proof" / "runs.jsonl"
@@ -17,6 +17,13 @@ def record(what: str, **figures: Any) -> None:
     line = {"at": int(time.time()), "commit": _describe_commit(), "what": what, **figures}
     with RUNS.open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
+
+
+def find_last(what: str) -> dict[str, Any]:
+    """Return the last figures of something; nothing if there are none."""
+    lines = map(json.loads, RUNS.read_text(encoding="utf-8").splitlines())
+    found: list[dict[str, Any]] = [line for line in lines if line["what"] == what]
+    return found[-1] if found else {}
 
 
 def _describe_commit() -> str:
