@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import finalize
 
@@ -132,15 +133,14 @@ class LoopCalls:
         if call.is_cancelled:
             call.fail(asyncio.CancelledError())
             return
-        self._running[call] = self._loop.create_task(self._run_call(call), context=call.context)
+        task = self._loop.create_task(_run_call(call), context=call.context)
+        self._running[call] = task
+        task.add_done_callback(partial(self._forget, call))
 
-    async def _run_call(self, call: "_PendingCall[Any]") -> None:
-        try:
-            call.finish(await call.work)
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
-            call.fail(error)
-        finally:
-            del self._running[call]
+    def _forget(self, call: "_PendingCall[Any]", _: asyncio.Task[None]) -> None:
+        del self._running[call]
+        # One that was cancelled before its first step has told nobody.
+        call.fail(asyncio.CancelledError())
 
     def _cancel(self, call: "_PendingCall[Any]") -> None:
         """Cancel a call whose caller waits no longer."""
@@ -287,6 +287,13 @@ class _PendingCall(Generic[T]):
             self.work.close()
         self.outcome = error
         self._wake()
+
+
+async def _run_call(call: _PendingCall[Any]) -> None:
+    try:
+        call.finish(await call.work)
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        call.fail(error)
 
 
 def _close(*files: int) -> None:

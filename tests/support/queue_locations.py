@@ -14,7 +14,9 @@ from store_locations import MemoryLocation, ObjectsLocation, PostgresLocation, S
 
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.core.clock import Mono, SystemClock, Wall
-from jobsync.core.urls import ObjectsUrl, parse_url
+from jobsync.core.urls import ObjectsUrl, PostgresUrl, SqliteUrl, parse_url
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.sql_views import SqlViews
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.directory import QueueDirectory
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
@@ -41,6 +43,7 @@ __all__ = [
     "QueueLocation",
     "SqliteQueues",
     "find_empty_location",
+    "list_in_view",
 ]
 
 T = TypeVar("T")
@@ -205,6 +208,11 @@ class SqliteQueues:
         """Open the directory of all queues."""
         return open_directory(self._stores[0], Components.system())
 
+    @property
+    def url(self) -> SqliteUrl:
+        """The URL of the file."""
+        return SqliteUrl(str(self._path))
+
     async def close(self) -> None:
         """Close all backends."""
         for store in self._stores:
@@ -304,6 +312,11 @@ class PostgresQueues:
         """Open the directory of all queues."""
         return open_directory(self._stores[0], Components.system())
 
+    @property
+    def url(self) -> PostgresUrl:
+        """The URL of the schema."""
+        return self._location.url
+
     async def close(self) -> None:
         """Close all backends and drop the schema."""
         for store in self._stores:
@@ -352,6 +365,13 @@ class PostgresQueues:
     def execute(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement behind the library's back; `{}` is the schema."""
         return self._location.execute(statement, **parameters)
+
+
+def list_in_view(location: SqliteQueues | PostgresQueues) -> dict[str, str]:
+    """Return the ids and states of all messages that users of SQL see."""
+    SqlViews(location.url, JobKeys("sync_"), Components.system()).install("a")
+    rows = location.execute("SELECT * FROM {}.sync_message")
+    return {row[1]: row[2] for row in rows}
 
 
 class _MovableClock(SystemClock):

@@ -53,7 +53,7 @@ __all__ = [
     "sqlite_views_sql",
 ]
 
-VIEWS_VERSION = 7
+VIEWS_VERSION = 8
 """The version of the views. It grows when any of them changes."""
 
 _MARK_PREFIX = "jobsync "

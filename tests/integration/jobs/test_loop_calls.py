@@ -63,8 +63,12 @@ def test_a_waiting_caller_gets_an_error_when_the_loop_stops(background: Backgrou
         background.call(asyncio.Event().wait())
 
 
-def test_a_call_that_never_started_gets_an_error(background: Background) -> None:
-    """A call at the moment of the end; there is no warning about a coroutine never awaited."""
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_call_that_never_started_gets_an_error(background: Background, goes_on: bool) -> None:
+    """Cancelled before its first step: by the end of the loop, or by its caller.
+
+    There is no warning about a coroutine that was never awaited, and nothing is kept of it.
+    """
 
     async def work() -> None:
         """Do nothing."""
@@ -78,11 +82,13 @@ def test_a_call_that_never_started_gets_an_error(background: Background) -> None
         calls._running[call].cancel()
 
     background.post(start_too_late)
-    background.stop()
+    if not goes_on:
+        background.stop()
     ready, _, _ = select.select([pipe.reader], [], [], LONG)
     assert ready
     with pytest.raises(Unavailable, match="was left meanwhile"):
         calls._get_result(call)
+    assert calls._running == {}
 
 
 def test_a_call_that_came_too_late_gets_an_error(

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from queue_locations import PostgresQueues
+from queue_locations import PostgresQueues, list_in_view
 from servers import PostgresServer
 
 from jobsync.core.messages import FINISHED, LIVE, Transition
@@ -88,6 +88,7 @@ async def test_a_damaged_claim_affects_no_other(
     assert set("def") <= set(shown)
     assert {each.id for each in await directory.find("abcdef")} >= set("def")
     assert len(await directory.list("emails", "queue", after="", limit=10)) >= 3
+    assert list_in_view(location).items() >= dict.fromkeys("def", "claimed").items()
     await directory.read_contents()
     await backend.count()
     receipts = [each.receipt for each in (*damaged, *whole)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_locations import SqliteQueues
+from queue_locations import SqliteQueues, list_in_view
 from waiting import now, until
 
 from jobsync import Components, Database, Event, QueuePlugin
@@ -23,6 +23,7 @@ UNREADABLE = {
     "no arrays": "messages = '[1, \"x\", null]'",
     "too few items": "messages = '[[\"a\"]]'",
     "errors": "errors = '{'",
+    "times": "times = '{', outcomes = 'coo', open = 2, completed = 1",
     "deadlines": "dues = '[\"x\"]'",
 }
 READABLE = {
@@ -83,6 +84,7 @@ async def test_a_claim_that_cannot_be_read_is_set_aside(
     directory = location.open_directory()
     assert {each.id for each in await directory.find("abcdef")} >= set("def")
     assert len(await directory.list("emails", "queue", after="", limit=10)) >= 3
+    assert list_in_view(location).items() >= dict.fromkeys("def", "claimed").items()
     receipts = [each.receipt for each in (*damaged, *whole)]
     assert await backend.extend(receipts, 60) == [False] * 3 + [True] * 3
     assert await settle(backend, [damaged[0], whole[0]], "retry") == [False, True]
@@ -105,8 +107,10 @@ async def test_a_damaged_claim_is_ended(
     messages = await claim(backend)
     location.execute(f"UPDATE {{}}.jobsync_claim SET {damage}")
     await backend.browse("claimed")
+    list_in_view(location)
     await backend.extend([each.receipt for each in messages], 60)
     assert await settle(backend, messages[:1], "complete") == [True]
+    list_in_view(location)
     ended = await backend.end_claims({ME})
     assert [each.id for each in ended] == ["b", "c"]
     assert await backend.count() == {"completed": 1, "waiting": 2}

@@ -4,8 +4,8 @@
 -- {app}     the prefix of the relations' names
 
 -- name: message
--- Messages of all queues. Payloads are text, as written: one that is not JSON must not hide the
--- others.
+-- Messages of all queues. A claim that somebody has overwritten hides no other; payloads are text,
+-- as written, because one may not be JSON.
 CREATE OR REPLACE VIEW {schema}.{app}message AS
 SELECT queue, id, CASE state WHEN 'ranked' THEN 'ready' WHEN 'task_ready' THEN 'ready'
     WHEN 'task_ranked' THEN 'ready' WHEN 'task_waiting' THEN 'waiting' ELSE state END AS state,
@@ -16,7 +16,10 @@ SELECT queue, id, CASE state WHEN 'ranked' THEN 'ready' WHEN 'task_ready' THEN '
 FROM {schema}.jobsync_message
 UNION ALL
 SELECT c.queue, p.id, CASE p.outcome WHEN 'o' THEN 'claimed' ELSE 'completed' END,
-  p.deliveries - coalesce(p.returned, 0), p.max_attempts, c.session, p.enqueued, NULL,
+  greatest(
+    0, least(2147483647, coalesce(p.deliveries, 0)::bigint - coalesce(p.returned, 0))
+  )::integer,
+  p.max_attempts, c.session, p.enqueued, NULL,
   CASE p.outcome WHEN 'o' THEN c.claimed END, p.finished, coalesce(p.errors, ''),
   CASE p.outcome WHEN 'o' THEN p.payload END, coalesce(p.task, '')
 FROM {schema}.jobsync_claim AS c

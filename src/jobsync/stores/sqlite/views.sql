@@ -22,10 +22,12 @@ SELECT c.queue, json_extract(m.value, '$[0]'),
   CASE substr(c.outcomes, m.key + 1, 1) WHEN 'o'
     THEN strftime('%Y-%m-%d %H:%M:%f', c.claimed, 'unixepoch') END,
   CASE substr(c.outcomes, m.key + 1, 1) WHEN 'c' THEN strftime(
-    '%Y-%m-%d %H:%M:%f', coalesce(json_extract(c.times, '$[' || m.key || ']'), c.finished),
-    'unixepoch'
+    '%Y-%m-%d %H:%M:%f', coalesce(
+      CASE WHEN json_valid(c.times) THEN json_extract(c.times, '$[' || m.key || ']') END, c.finished
+    ), 'unixepoch'
   ) END,
-  coalesce(json_extract(c.errors, '$[' || m.key || ']'), ''),
+  CASE WHEN json_valid(c.errors) THEN coalesce(json_extract(c.errors, '$[' || m.key || ']'), '')
+    ELSE '' END,
   CASE substr(c.outcomes, m.key + 1, 1) WHEN 'o' THEN CAST(substr(
     coalesce(c.payloads, (SELECT payloads FROM jobsync_claim_payload WHERE number = c.number)),
     json_extract(m.value, '$[8]') + 1, json_extract(m.value, '$[9]')
