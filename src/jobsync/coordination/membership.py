@@ -366,7 +366,9 @@ class Membership:
         ended.
         """
         before = self._member.watched
-        self._watched[purpose] = frozenset(incarnations)
+        self._watched.pop(purpose, None)
+        if watched := frozenset(incarnations):
+            self._watched[purpose] = watched
         self._member.watched = frozenset().union(*self._watched.values())
         if self._member.watched - before and not self.store.is_billed:
             self._host.post(self._member.check)

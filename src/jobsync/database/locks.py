@@ -98,6 +98,8 @@ class _Attempt:
         self._key = key
         # Distinguishes this attempt from others of the same session.
         (self._mark,) = components.ids.nonces(1)
+        # Its own, too: another attempt that ends must not end what this one watches.
+        self._purpose = f"{key} {self._mark}"
         self._based_on: Record | None = None
         self._has_written = False
         self._held: Record | None = None
@@ -117,13 +119,13 @@ class _Attempt:
                     # Read again, whatever the outcome: an unknown write may still be applied.
                     await self._take(found)
                     continue
-                self._membership.watch(self._key, {owner})
+                self._membership.watch(self._purpose, {owner})
                 left = _POLL if deadline is None else deadline - self._clock.mono()
                 if left <= 0:
                     raise TimeoutError(f"the lock {self._key!r} is held by {owner}")
                 await self._store.wait(parent(self._key), min(left, _POLL))
         finally:
-            self._membership.watch(self._key, ())
+            self._membership.watch(self._purpose, ())
 
     async def release(self) -> None:
         """Release the lock, and make sure that this attempt cannot acquire it later.

@@ -23,6 +23,7 @@ from jobsync import (
     PluginStorage,
     Unavailable,
 )
+from jobsync.coordination.membership import Membership
 from jobsync.database.locks import _FREE, hold_lock
 from jobsync.stores.contract import Change, Outcome, Put, Record, Unknown
 from jobsync.stores.memory import MemoryStore
@@ -297,6 +298,31 @@ async def test_a_lock_is_held_by_one_at_a_time() -> None:
                 pass
     assert largest == 1
     assert fences == sorted(set(fences))
+
+
+async def test_each_waiting_caller_watches_the_holder_until_it_ends() -> None:
+    """Also after another one has given up: the silence of a dead holder would count anew."""
+    key = "lock/test/default/door"
+    async with await Membership.join("memory://", worker_timeout=900) as membership:
+        await membership.store.write([Put(key, {"owner": "other.0", "mark": "its own"})])
+        parts: Any = (membership, membership.store, Components.system(), key)
+
+        async def wait() -> None:
+            async with hold_lock(*parts, None, lambda *_: None):
+                pass
+
+        waiting = [asyncio.ensure_future(wait()) for _ in range(2)]
+        await until(lambda: len(membership._watched) == 2, "both watch the holder")
+        with pytest.raises(TimeoutError, match=r"is held by other\.0"):
+            async with hold_lock(*parts, 0.0, lambda *_: None):
+                pass
+        assert membership._member.watched == {"other.0"}
+        for number, each in enumerate(waiting):
+            each.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await each
+            assert membership._member.watched == {"other.0" for _ in waiting[number + 1 :]}
+        assert membership._watched == {}
 
 
 _CRASH = """

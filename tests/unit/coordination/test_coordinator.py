@@ -301,7 +301,7 @@ async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
 
 
 async def test_what_is_watched_for_one_purpose_is_not_lost_by_another() -> None:
-    """Each purpose replaces its own sessions, and only those."""
+    """Each purpose replaces its own sessions, and only those; one without any leaves nothing."""
     async with await Membership.join("memory://", **QUICK) as membership:
         watched: dict[str, set[str]] = {}
         for purpose, names in (
@@ -316,6 +316,7 @@ async def test_what_is_watched_for_one_purpose_is_not_lost_by_another() -> None:
             membership.watch(purpose, names)
             assert {each: set(membership.watched(each)) for each in watched} == watched
             assert membership._member.watched == frozenset().union(*watched.values())
+        assert membership._watched == {}
 
 
 async def test_a_membership_coordinates_a_work_once() -> None:
