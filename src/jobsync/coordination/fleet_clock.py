@@ -181,8 +181,10 @@ class FleetClock:
         if server is None:
             self._uses_wall = True
             return
-        # The server read its clock between the two, and what was known before narrows that down.
-        least, most = server.seconds - received, server.seconds - sent
+        # The server read its clock between the two, and went on at its own rate since. What was
+        # known before narrows that down.
+        least = server.seconds - received
+        most = server.seconds - sent + _DRIFT * (received - sent)
         if self._offsets is not None:
             drift = self._find_drift()
             low, high = self._offsets[0] - drift, self._offsets[1] + drift

@@ -182,7 +182,8 @@ async def test_a_demotion_says_why_this_term_has_ended_and_when_its_mandate_woul
     await membership.leave()
 
 
-async def test_a_failure_is_shown_until_the_same_hook_succeeds() -> None:
+@pytest.mark.parametrize("end", ["stop", "abandon"])
+async def test_a_failure_is_shown_until_the_same_hook_succeeds(end: str) -> None:
     """The success of another hook says nothing about it; the end of the term ends it."""
     shown: list[tuple[str, str] | None] = []
     worked = asyncio.Event()
@@ -207,7 +208,10 @@ async def test_a_failure_is_shown_until_the_same_hook_succeeds() -> None:
     report = await membership.coordinate("report", Hooks(on_become=fail, work=work))
     await worked.wait()
     assert shown == [("default/report", "on_become")]
-    await report.stop()
+    if end == "stop":
+        await report.stop()
+    else:
+        report.abandon()
     assert shown == [("default/report", "on_become"), None]
     await membership.leave()
 
@@ -298,6 +302,62 @@ async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
         await leaving
     await until(lambda: asyncio.all_tasks() == tasks, "all tasks end")
     assert ended.is_set()
+    await until(lambda: membership.has_ended, "its session ends")
+
+
+async def test_a_wait_for_a_change_leaves_nothing_behind() -> None:
+    """However it ends: by a change, by its timeout, or because it is cancelled."""
+    async with await Membership.join("memory://", worker_timeout=60.0) as membership:
+        waits = [asyncio.ensure_future(membership.change()) for _ in range(3)]
+        await until(lambda: len(membership._waiters) == 3)
+        waits[0].cancel()
+        await asyncio.wait(waits[:1])
+        membership.wake_waiters()
+        await asyncio.gather(*waits[1:])
+        await membership.change(0.0)
+        assert membership._waiters == {}
+
+
+async def test_no_role_is_taken_before_its_last_term_is_wound_up() -> None:
+    """From the first hook to the end of the last one, however often it leads."""
+    calls: list[tuple[str, bool]] = []
+
+    def note(name: str) -> Any:
+        async def call(_: Term) -> None:
+            calls.append((name, report.election.can_take))
+
+        return call
+
+    async with await Membership.join("memory://", worker_timeout=60.0) as membership:
+        hooks = Hooks(on_become=note("become"), on_stop=note("stop"))
+        report = await membership.coordinate("report", hooks)
+        for number in range(1, 3):
+            await until(lambda number=number: len(calls) == 2 * number - 1)  # type: ignore[misc]
+            report.withhold("a wrong clock")
+            await until(lambda: report.election.can_take)
+            assert calls == [("become", False), ("stop", False)] * number
+            report.stand()
+
+
+async def test_a_fenced_term_steps_down_for_the_highest_epoch_that_it_has_met() -> None:
+    """Whichever record was read first: a lower one would be refused again."""
+    async with await Membership.join("memory://", worker_timeout=60.0) as membership:
+        held = HeldTerm(3, "w.a", 0, Mono(0))
+        election: Any = SimpleNamespace(name="default/report", held_term=held)
+        told: list[tuple[str, int, int]] = []
+
+        async def step_down(*what: Any) -> None:
+            told.append(what)
+            election.held_term = None
+
+        membership.step_down = step_down  # type: ignore[method-assign]
+        coordinator = Coordinator(membership, election, Hooks(), membership.settings, ())
+        membership.publish(number=1)
+        waiting = asyncio.ensure_future(coordinator._wait_until_over(held, [5, 9, 7]))
+        await until(lambda: bool(told))
+        membership.wake_waiters()
+        await waiting
+        assert told == [("default/report", 3, 9)]
 
 
 async def test_what_is_watched_for_one_purpose_is_not_lost_by_another() -> None:

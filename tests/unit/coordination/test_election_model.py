@@ -14,11 +14,26 @@ import pytest
 from chance import FakeClock, SeededRandomness
 from fleets import BilledStore
 
-from jobsync import Components, CoordinatorSettings, Events, Unknown
+from jobsync import (
+    Components,
+    CoordinatorSettings,
+    Events,
+    Misconfigured,
+    OutcomeUnknown,
+    Unavailable,
+    Unknown,
+)
 from jobsync.coordination.election import Election
 from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.observer import DEAD_SESSION_TTL
-from jobsync.coordination.role import ROLES, HeldTerm, Role, read_role, worker_of
+from jobsync.coordination.role import (
+    CHECK_FRACTION,
+    ROLES,
+    HeldTerm,
+    Role,
+    read_role,
+    worker_of,
+)
 from jobsync.coordination.session import (
     SESSIONS,
     SessionOwner,
@@ -680,6 +695,84 @@ async def test_a_session_that_died_long_ago_is_kept_while_something_refers_to_it
     assert pair.older.holds
     left = await pair.store.get(f"{SESSIONS}{name}")
     assert (left is not None) == bool(needed)
+
+
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+@pytest.mark.parametrize("held", ["", "a", "b", "ab"])
+async def test_released_roles_are_looked_for_while_any_is_not_held(
+    held: str, store: type[MemoryStore]
+) -> None:
+    """Also by who leads something else, where no notification tells of a release."""
+    pair = Pair(store)
+    member = pair.older.member
+    await member.open()
+    term = HeldTerm(1, "worker-1.a", 0, pair.clock.mono())
+    for name in "ab":
+        candidacy = SimpleNamespace(
+            held_term=term if name in held else None, next_change=lambda _: None
+        )
+        member.elections[name] = cast("Any", candidacy)
+    now = pair.clock.mono()
+    polls = pair.store.is_billed and held != "ab"
+    part = CHECK_FRACTION if polls else 1.0
+    assert member._next_check(now, now) - now == pytest.approx(part * TIMING.heartbeat)
+
+
+async def test_what_a_closed_candidacy_has_left_is_clear_once_the_session_is_another() -> None:
+    """A take that arrives after all names a dead session, from which anyone may take the role."""
+    pair = Pair()
+    await pair.start(pair.older)
+    member = pair.older.member
+    pair.older.link.withholds = True
+    await pair.older.check()
+    await pair.older.leave()
+    assert len(member._closing) == 1
+    record = await pair.store.get(f"{SESSIONS}{member.session.incarnation}")
+    assert record is not None
+    await pair.store.put(record, {**record.value, "state": "dead"})
+    pair.older.link.withholds = False
+    await pair.older.link.land()
+    await member.heartbeats._send()
+    for _ in range(2):
+        await pair.older.check()
+    assert member._closing == []
+
+
+@pytest.mark.parametrize("damage", [{}, {"state": "dead"}, {"beat": "no number"}], ids=str)
+async def test_a_worker_leaves_whatever_has_become_of_its_session(damage: dict[str, Any]) -> None:
+    """Its roles are released, and nothing is raised."""
+    pair = Pair()
+    await pair.lead()
+    member = pair.older.member
+    record = await pair.store.get(f"{SESSIONS}{member.session.incarnation}")
+    assert record is not None
+    await pair.store.put(record, {**record.value, **damage})
+    await member._leave()
+    role = read_role(await pair.store.get(f"{ROLES}{ROLE}"))
+    assert role is not None
+    assert (role.owner, member.elections) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("store", "it does not answer"),
+        Misconfigured("url", "s", "is refused", "allow it"),
+        OutcomeUnknown("key", "no reply"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_who_listens_waits_for_an_interval_while_the_store_is_away(error: Exception) -> None:
+    """It does not ask again and again."""
+    pair = Pair()
+
+    async def fail(*_: object) -> bool:
+        raise error
+
+    pair.older.link.wait = fail  # type: ignore[method-assign]
+    for number in range(1, 3):
+        await pair.older.member._wait_for_change(f"{ROLES}default/")
+        assert pair.clock.mono_seconds == 1_000.0 + number * TIMING.heartbeat
 
 
 async def test_whoever_waits_is_told_of_each_thing_that_changes_alone() -> None:

@@ -211,7 +211,10 @@ async def test_the_time_is_never_early_and_a_slow_request_moves_nothing(setting:
 async def test_the_time_is_never_ahead_of_the_stores_whatever_the_rate(
     setting: Setting, rate: float
 ) -> None:
-    """Nor does it go back, nor fall behind, however slow requests are and though some fail."""
+    """Nor does it go back, nor fall behind, however slow requests are and though some fail.
+
+    Nor is the store's time ever later than the latest that is possible.
+    """
     dice, machine, true = random.Random(17), setting.machine, [START]
 
     def pass_true_time(seconds: float) -> None:
@@ -240,6 +243,7 @@ async def test_the_time_is_never_ahead_of_the_stores_whatever_the_rate(
             assert last <= now <= true[0]
             last = now
         assert abs(clock.estimate() - true[0]) < 30
+        assert clock.latest >= true[0] - 1e-6
     await clock.refresh()
     assert true[0] - clock.now() < 10
 

@@ -23,6 +23,8 @@ class Bucket(BilledStore):
     """A store that can be away, and whose listings may be older than their replies."""
 
     is_away = False
+    unanswered: list[Sequence[Change]] | None = None
+    """Writes that get no reply, and may be applied later."""
     open_failures = 0
     """How many sessions cannot be opened."""
     listings = 0
@@ -30,7 +32,9 @@ class Bucket(BilledStore):
     """What the next listing returns."""
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        if self.is_away:
+        if self.unanswered is not None:
+            self.unanswered.append(changes)
+        if self.is_away or self.unanswered is not None:
             raise Unavailable(self.name, "it is away")
         if self.open_failures and changes[0].base is None:
             self.open_failures -= 1
@@ -225,6 +229,29 @@ async def test_an_open_that_failed_is_repeated_under_another_name() -> None:
         assert session.trusted == (not is_away)
     assert len(set(names)) == 3
     assert [head.key for head in await stage.bucket.heads(SESSIONS)] == [f"{SESSIONS}{names[-1]}"]
+
+
+@pytest.mark.parametrize("lands", range(3))
+async def test_a_heartbeat_that_lands_late_renews_trust_from_its_first_send(lands: int) -> None:
+    """Whichever of several that got no reply; later ones do not count, for they never arrived."""
+    stage = HeartStage()
+    session = stage.heartbeats.session
+    await session.open()
+    sent: list[float] = []
+    changes: list[Sequence[Change]] = []
+    for _ in range(3):
+        stage.pass_time(1.0)
+        stage.bucket.unanswered = []
+        sent.append(stage.clock.mono_seconds)
+        await session.heartbeat()
+        changes.append(stage.bucket.unanswered[0])
+    stage.bucket.unanswered = None
+    await stage.bucket.write(changes[lands])
+    stage.clock.mono_seconds = sent[lands] + TIMING.heartbeat
+    assert await session.heartbeat() == "live"
+    left = TIMING.timeout - TIMING.margin - TIMING.heartbeat
+    assert session.trust_left == pytest.approx(left)
+    assert session.heartbeats == 2
 
 
 async def test_a_forked_child_trusts_nothing_by_any_question(
