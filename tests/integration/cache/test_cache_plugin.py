@@ -123,6 +123,16 @@ async def test_what_a_reader_does_to_its_record_nobody_else_sees(tasks: Resource
             each.tags.append("y")
 
 
+async def test_different_questions_have_different_answers(tasks: Resource) -> None:
+    """Also if they have the same parts; whatever was asked before."""
+    values = [{"a": 1}, ["a", 1], [["a", 1]], {"a": [1]}, 1, True, "1", None, "None", [], {}, ""]
+    await tasks.insert_many([{"id": f"x{n:02}", "x": value} for n, value in enumerate(values)])
+    for _ in range(2):
+        for number, value in enumerate(values):
+            found = await tasks.query({"x": value})
+            assert [each["id"] for each in found] == [f"x{number:02}"]
+
+
 async def test_a_wrong_argument_is_refused_whatever_is_cached(tasks: Resource) -> None:
     """True equals 1, and is not a number of records."""
     wrong: Any = True

@@ -16,6 +16,7 @@ from jobsync.database.index_notes import NOTES, progress_key, since_key
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.paging import drop_all
 
 T = TypeVar("T")
 
@@ -153,6 +154,24 @@ async def test_an_index_that_another_process_has_completed_gets_no_notes(
     assert (await find_index(slow, "main")).is_ready
     assert store.written == []
     assert await machine.list_notes() == []
+
+
+async def test_records_are_added_again_from_the_first_on(machine: Machine) -> None:
+    """Whatever an earlier repair has noted that did not end."""
+    database = await machine.start()
+    resource = await database.create_resource("r", partitions={"main": ["a"]})
+    await until(lambda: machine.clock.sleeps.total() == 1, "it waits")
+    machine.clock.move(BUILD_DELAY)
+    await database.backfill("r")
+    index = await find_index(database, "main")
+    await drop_all(machine.store, f"index/r/{index.key}/")
+    await machine.store.create(progress_key(f"{index.key}0"), {})
+    (note,) = await machine.store.get_many([progress_key(index.key)], tombstones=True)
+    await machine.store.write([Put(progress_key(index.key), {"after": "data/r/y"}, note)])
+    await database.backfill("r", again=True)
+    found = await resource.list(partition="main", partition_values={"a": 1})
+    assert [each["id"] for each in found] == ["x", "y", "z"]
+    assert await machine.list_notes() == [progress_key(f"{index.key}0")]
 
 
 async def leave_notes(machine: Machine, *indexes: str) -> list[str]:

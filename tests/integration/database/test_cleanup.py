@@ -139,6 +139,56 @@ async def test_a_cleanup_can_be_run_on_demand(
         assert await database.resources.tasks.list_ids() == ["0", "2", "4"]
 
 
+class KeepingStore(MemoryStore):
+    """Cannot drop anything while it is away."""
+
+    is_away = False
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        if self.is_away:
+            raise Unavailable(self.name, "away")
+        await super().drop(keys)
+
+
+async def test_a_dropped_resource_is_forgotten_only_when_nothing_of_it_is_left(
+    clock: FakeClock,
+) -> None:
+    """Not as long as it may have tombstones, nor if entries of late writers cannot be removed."""
+    components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+    store = KeepingStore(components=components)
+    note, entry = "dropped/old", "index/old/by_a.x.y/1!01a!00nonce"
+    await store.create(note, {"at": clock.wall_seconds, "indexes": ["by_a.x.y"]})
+    await store.create(entry, {})
+    async with Database(connection=store, components=components) as database:
+        for hours, is_away, is_left in ((1.5, False, True), (0.6, True, True), (0, False, False)):
+            await clock.sleep(hours * HOUR)
+            store.is_away = is_away
+            if is_away:
+                with pytest.raises(Unavailable):
+                    await database.tidy()
+            else:
+                await database.tidy()
+            found = [await store.get(key) is not None for key in (note, entry)]
+            assert found == [is_left, is_left]
+
+
+async def test_a_prefix_that_nobody_cleans_is_forgotten_after_ten_intervals(
+    clock: FakeClock,
+) -> None:
+    """Those that were cleaned since are not: another process may know them."""
+    components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+    store = MemoryStore(components=components)
+    now = clock.wall_seconds
+    ages = {"data/new/": 0.5, "data/old/": 9.5, "data/gone/": 10.5, "resource/": 2.0}
+    await store.create(LAST_CLEANUPS, {name: now - age * HOUR for name, age in ages.items()})
+    async with Database(connection=store, components=components) as database:
+        await database._cleanup._claim(HOUR)
+    record = await store.get(LAST_CLEANUPS)
+    assert record is not None
+    left = {name: (now - at) / HOUR for name, at in record.value.items() if name in ages}
+    assert left == {"data/new/": 0.5, "data/old/": 9.5, "resource/": 0.0}
+
+
 class UnburiableStore(MemoryStore):
     """Raises an error instead of burying tombstones."""
 

@@ -159,6 +159,7 @@ async def test_plugins_that_cannot_be_added_are_refused() -> None:
     plugin = await one.use_plugin(S3QueuePlugin())
     with pytest.raises(Invalid, match="is already attached"):
         await two.use_plugin(plugin)
+    assert list(two.plugins) == []
     with pytest.raises(Invalid, match=r"alias .*\(got 'a/b'\)"):
         await one.use_plugin(S3QueuePlugin(), "a/b")
     with pytest.raises(Invalid, match=r"namespace .*\(got ''\)"):

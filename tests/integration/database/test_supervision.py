@@ -21,6 +21,28 @@ def database(components: Components) -> Database:
     return Database("memory://", components=components)
 
 
+async def test_work_that_is_cancelled_by_its_name_has_ended_then(database: Database) -> None:
+    """However many steps its clean-up takes; other work goes on."""
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ended.append(name)
+
+    async with database:
+        supervisor = database._get_connection().supervisor
+        for name in ("one", "other", "one"):
+            supervisor.run(lambda name=name: work(name), name)  # type: ignore[misc]
+        await asyncio.sleep(0)
+        await supervisor.cancel("one")
+        assert ended == ["one", "one"]
+        assert supervisor.list_running() == ["other"]
+
+
 async def test_work_restarts_while_the_store_is_unavailable(
     database: Database, clock: FakeClock
 ) -> None:

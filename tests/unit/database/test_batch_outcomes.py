@@ -1,12 +1,15 @@
 """The outcome of a batch that is written in parts, whatever becomes of each part."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Awaitable, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias, cast, get_args
 
+import msgspec
 import pytest
+from chance import FakeClock
 
-from jobsync import Components, Unavailable
+from jobsync import Components, Database, Event, Incomplete, Put, Unavailable
 from jobsync.database import keyspace as keyspace_module
 from jobsync.database.keyspace import BatchResult, Keyspace, create_many, remove_many
 from jobsync.stores.contract import Change, Outcome, Record, Unknown
@@ -86,6 +89,79 @@ async def check_batch(fates: Sequence[Fate], *, removes: bool) -> None:
     unsure = [name for name, fate in zip(NAMES, fates, strict=True) if fate.startswith("lost")]
     assert [*result.unknown] == [name for name in unsure if name not in result.unsent]
     assert (result.cause is not None) == bool(result.unsent and store.may_have_written)
+
+
+class LimitedStore(MemoryStore):
+    """Is away after so many writes of records."""
+
+    left = 100
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if changes[0].key.startswith("data/"):
+            self.left -= 1
+            if self.left < 0:
+                raise Unavailable("store", "a write was refused")
+        return await super().write(changes)
+
+
+@pytest.mark.parametrize("verb", ["insert", "delete"])
+async def test_all_learn_what_a_batch_has_done_before_it_failed(
+    verb: Literal["insert", "delete"],
+) -> None:
+    """Listeners and hooks: its effect stays."""
+    store = LimitedStore()
+    async with Database(connection=store) as database:
+        things = await database.create_resource("things")
+        if verb == "delete":
+            await things.insert_many([{"id": name} for name in NAMES])
+        events: list[Event] = []
+        results: list[Any] = []
+        database.on("resource:*", events.append)
+        things.after(verb, results.append)
+        store.left = 2
+        records = [{"id": name} for name in NAMES]
+        work = things.insert_many(records) if verb == "insert" else things.delete_many(NAMES)
+        with pytest.raises(Incomplete) as raised:
+            await cast("Awaitable[object]", work)
+        assert (raised.value.written, raised.value.unsent) == (("a", "b"), ("c",))
+        assert [event["ids"] for event in events] == [("a", "b")]
+        told = [each["id"] for each in results] if verb == "insert" else results
+        assert told == (["a", "b"] if verb == "insert" else [True, True, False])
+
+
+class LosingStore(MemoryStore):
+    """Somebody else writes first, so many times."""
+
+    rivals = 0
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.rivals:
+            self.rivals -= 1
+            found = await self.get(changes[0].key, tombstones=True)
+            await super().write([Put(changes[0].key, self.rivals, found)])
+        return await super().write(changes)
+
+
+async def test_a_writer_that_loses_again_and_again_waits_longer_each_time() -> None:
+    """The next write begins with the shortest pause."""
+    pauses: list[float] = []
+
+    class NotingClock(FakeClock):
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+    highest = SimpleNamespace(uniform=lambda _, high: high)
+    components = msgspec.structs.replace(
+        Components.system(), clock=NotingClock(), randomness=cast("Any", highest)
+    )
+    store = LosingStore()
+    keyspace = Keyspace(lambda: store, "data/things/", components, "things")
+    for _ in range(2):
+        pauses.clear()
+        store.rivals = 9
+        record = await keyspace.put("a", lambda _: "mine")
+        assert record.value == "mine"
+        assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("removes", [False, True], ids=["insert", "delete"])

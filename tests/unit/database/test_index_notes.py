@@ -9,7 +9,15 @@ from chance import FakeClock
 from fleets import BilledStore
 
 from jobsync import Components
-from jobsync.database.index_notes import NOTES, list_old_notes, measure_ages, since_key
+from jobsync.database.index_notes import (
+    NOTES,
+    list_old_notes,
+    measure_ages,
+    progress_key,
+    remove_notes,
+    since_key,
+)
+from jobsync.stores.contract import Change, Delete, Outcome
 
 
 class Bucket(BilledStore):
@@ -65,6 +73,32 @@ async def test_probes_of_processes_that_died_are_removed_after_an_hour() -> None
     stage.clock.wall_seconds += 200
     await measure_ages(stage.bucket, [note], stage.components)
     assert await stage.list_keys() == [note.key]
+
+
+@pytest.mark.parametrize("times", range(3))
+async def test_notes_are_removed_though_others_write_them_meanwhile(times: int) -> None:
+    """Whichever of both, and however often; those on other indexes stay."""
+
+    class SharedBucket(Bucket):
+        left = times
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if self.left and isinstance(changes[0], Delete):
+                self.left -= 1
+                record = await self.get(changes[self.left % len(changes)].key)
+                assert record is not None
+                await super().write([record.replace({"left": self.left})])
+            return await super().write(changes)
+
+    stage = Stage()
+    bucket = SharedBucket(components=stage.components)
+    for index in ("a.1.x", "a.1.y"):
+        for key in (progress_key(index), since_key(index)):
+            await bucket.create(key, {})
+    await remove_notes(bucket, "a.1.x")
+    assert bucket.left == 0
+    left = [note.key for note in await bucket.scan(NOTES)]
+    assert left == [progress_key("a.1.y"), since_key("a.1.y")]
 
 
 async def test_notes_are_old_after_an_hour() -> None:

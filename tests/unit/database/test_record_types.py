@@ -138,6 +138,16 @@ class Event(msgspec.Struct, tag_field="kind", tag="event"):
     text: str
 
 
+class Odd(msgspec.Struct):
+    """Choices that the text of a schema cannot have."""
+
+    last: Literal["a ", "b"]
+    first: Literal[" a", "b"]
+    comma: Literal["a,b", "b"]
+    bar: Literal["a|b", "b"]
+    empty: Literal["", "b"]
+
+
 SCHEMAS: list[tuple[type, Any, dict[str, Any]]] = [
     (
         Wide,
@@ -182,6 +192,11 @@ SCHEMAS: list[tuple[type, Any, dict[str, Any]]] = [
         },
     ),
     (Event, Event("a"), {"kind": "json", "text": "string|required"}),
+    (
+        Odd,
+        Odd("a ", " a", "a,b", "a|b", ""),
+        dict.fromkeys(("last", "first", "comma", "bar", "empty"), "string|required"),
+    ),
 ]
 
 
