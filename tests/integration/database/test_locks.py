@@ -305,7 +305,7 @@ async def test_each_waiting_caller_watches_the_holder_until_it_ends() -> None:
     key = "lock/test/default/door"
     async with await Membership.join("memory://", worker_timeout=900) as membership:
         await membership.store.write([Put(key, {"owner": "other.0", "mark": "its own"})])
-        parts: Any = (membership, membership.store, Components.system(), key)
+        parts: list[Any] = [membership, membership.store, Components.system(), key]
 
         async def wait() -> None:
             async with hold_lock(*parts, None, lambda *_: None):

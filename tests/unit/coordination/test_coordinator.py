@@ -350,7 +350,7 @@ async def test_a_fenced_term_steps_down_for_the_highest_epoch_that_it_has_met() 
             told.append(what)
             election.held_term = None
 
-        membership.step_down = step_down  # type: ignore[method-assign]
+        membership.step_down = cast("Any", step_down)  # type: ignore[method-assign]
         coordinator = Coordinator(membership, election, Hooks(), membership.settings, ())
         membership.publish(number=1)
         waiting = asyncio.ensure_future(coordinator._wait_until_over(held, [5, 9, 7]))

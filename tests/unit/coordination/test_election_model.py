@@ -769,7 +769,7 @@ async def test_who_listens_waits_for_an_interval_while_the_store_is_away(error: 
     async def fail(*_: object) -> bool:
         raise error
 
-    pair.older.link.wait = fail  # type: ignore[method-assign]
+    pair.older.link.wait = cast("Any", fail)  # type: ignore[method-assign]
     for number in range(1, 3):
         await pair.older.member._wait_for_change(f"{ROLES}default/")
         assert pair.clock.mono_seconds == 1_000.0 + number * TIMING.heartbeat

@@ -1,6 +1,7 @@
 """Two time lines that do not mix, the machine's own clocks, and pauses between attempts."""
 
 import operator
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_the_machine_never_counts_backwards() -> None:
     readings = [clock.mono() for _ in range(1000)]
     assert readings == sorted(readings)
     assert readings[0] > Mono(0.0)
+
+
+def test_the_machine_counts_through_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease must not stand still meanwhile, where the system has a clock that does not."""
+    asked: list[int] = []
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: asked.append(clock) or 7.0)
+    assert SystemClock().mono() == Mono(7.0)
+    assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
 
 
 def test_the_machine_knows_the_time_of_day() -> None:

@@ -138,7 +138,13 @@ class Event(msgspec.Struct, tag_field="kind", tag="event"):
     text: str
 
 
-class Odd(msgspec.Struct):
+class Scores(msgspec.Struct):
+    """A struct with keys that are numbers."""
+
+    places: dict[int, str]
+
+
+class Marked(msgspec.Struct):
     """Choices that the text of a schema cannot have."""
 
     last: Literal["a ", "b"]
@@ -192,9 +198,10 @@ SCHEMAS: list[tuple[type, Any, dict[str, Any]]] = [
         },
     ),
     (Event, Event("a"), {"kind": "json", "text": "string|required"}),
+    (Scores, Scores({1: "a", 20: "b"}), {"places": "object|required"}),
     (
-        Odd,
-        Odd("a ", " a", "a,b", "a|b", ""),
+        Marked,
+        Marked("a ", " a", "a,b", "a|b", ""),
         dict.fromkeys(("last", "first", "comma", "bar", "empty"), "string|required"),
     ),
 ]
