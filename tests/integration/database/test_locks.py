@@ -305,17 +305,16 @@ async def test_each_waiting_caller_watches_the_holder_until_it_ends() -> None:
     key = "lock/test/default/door"
     async with await Membership.join("memory://", worker_timeout=900) as membership:
         await membership.store.write([Put(key, {"owner": "other.0", "mark": "its own"})])
-        parts: list[Any] = [membership, membership.store, Components.system(), key]
 
-        async def wait() -> None:
-            async with hold_lock(*parts, None, lambda *_: None):
+        async def wait(timeout: float | None = None) -> None:
+            parts: Any = (membership, membership.store, Components.system(), key, timeout, None)
+            async with hold_lock(*parts):
                 pass
 
         waiting = [asyncio.ensure_future(wait()) for _ in range(2)]
         await until(lambda: len(membership._watched) == 2, "both watch the holder")
         with pytest.raises(TimeoutError, match=r"is held by other\.0"):
-            async with hold_lock(*parts, 0.0, lambda *_: None):
-                pass
+            await wait(0.0)
         assert membership._member.watched == {"other.0"}
         for number, each in enumerate(waiting):
             each.cancel()
