@@ -762,6 +762,27 @@ async def test_keys_that_nobody_holds_are_removed(
     assert (await backend.forget_keys(after="", limit=10)).removed == 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+async def test_keys_of_messages_that_are_claimed_together_stay_held(
+    backend: QueueBackend, count: int
+) -> None:
+    """Those of the first and of the last of a claim, too, until each is settled."""
+    names = [f"key-{number}" for number in range(count)]
+    for name in names:
+        await backend.push([new(name, key=name)])
+    messages: list[Message] = []
+    while len(messages) < count:
+        messages += await claim(backend, count)
+    assert (await backend.forget_keys(after="", limit=10)).removed == 0
+    for name in names:
+        assert await backend.push([new(f"again-{name}", key=name)]) == {
+            f"id-again-{name}": f"id-{name}"
+        }
+    await settle(backend, messages)
+    for name in names:
+        assert await backend.push([new(f"again-{name}", key=name)]) == {}
+
+
 async def test_a_message_with_a_place_is_of_a_newer_format(location: QueueLocation) -> None:
     """So that older code leaves it alone, also while it is claimed."""
     backend = await location.open("emails", Components.system(), "priority")
