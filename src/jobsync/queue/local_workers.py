@@ -235,7 +235,9 @@ class LocalWorkers:
         )
 
     async def _run(self, worker: Worker) -> None:
-        self._all = {other: None for other in self._all if other.user_code}
+        # Not those that have ended, unless a handler of theirs runs on.
+        kept = [each for each in self._all if each.user_code or not each.ended.is_set()]
+        self._all = dict.fromkeys(kept)
         self._all[worker] = None
         await worker.run()
 
