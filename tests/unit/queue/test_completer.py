@@ -27,6 +27,8 @@ class Gathering:
         self.open_claims: set[str] = set()
         self.answered: list[str] = []
         self._batches: list[list[str]] = []
+        self.may_settle = asyncio.Event()
+        self.may_settle.set()
         components = Components(clock=self.clock, randomness=SeededRandomness(1), events=Events())
         self.completer = Completer(
             cast("QueueBackend", self), components, cast("WorkerListener", self), gather=GATHER
@@ -37,6 +39,7 @@ class Gathering:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         self._batches.append([f"{it.receipt.claim}:{it.receipt.id}" for it in settlements])
+        await self.may_settle.wait()
         return [True] * len(settlements)
 
     def on_answer(self, delivery: Any, *, is_accepted: bool) -> None:
@@ -127,3 +130,44 @@ async def test_a_message_that_was_claimed_again_is_settled_again_right_after(
     assert await gathering.send() == [f"{first}:1"]
     assert await gathering.send() == [f"{second}:1"]
     assert await gathering.send() == []
+
+
+async def settle_down() -> None:
+    """Run everything that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_flush_sends_at_once_what_is_gathered(gathering: Gathering) -> None:
+    """Nobody else has to submit anything, and no time has to pass."""
+    running = asyncio.create_task(gathering.completer.run())
+    gathering.submit("a", "1")
+    await settle_down()
+    assert gathering.answered == []
+    await gathering.completer.flush()
+    assert gathering.answered == ["1"]
+    running.cancel()
+
+
+@pytest.mark.parametrize("is_urgent", [False, True])
+async def test_a_flush_waits_for_what_is_submitted_while_others_are_sent(
+    gathering: Gathering, *, is_urgent: bool
+) -> None:
+    """Until each is answered: the worker ends after it."""
+    running = asyncio.create_task(gathering.completer.run())
+    gathering.may_settle.clear()
+    gathering.submit("a", "1", is_awaited=True)
+    await settle_down()
+    flushing = asyncio.create_task(gathering.completer.flush())
+    await settle_down()
+    gathering.submit("b", "2", is_awaited=is_urgent)
+    for answered in (["1"], ["1", "2"]):
+        assert not flushing.done()
+        gathering.may_settle.set()
+        gathering.may_settle = asyncio.Event()
+        await settle_down()
+        assert gathering.answered == answered
+    await flushing
+    # There is nothing left to wait for.
+    await gathering.completer.flush()
+    running.cancel()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from chance import FakeClock
 from hypothesis import given, settings
@@ -13,7 +14,8 @@ from jobsync import Unavailable
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import Message, QueueBackend, Receipt
-from jobsync.queue.in_flight import InFlight, WorkerListener
+from jobsync.queue.in_flight import InFlight, Prefetch, WorkerListener, read_document
+from jobsync.queue.settings import QueueSettings
 
 VISIBILITY = 10.0
 SESSION = SimpleNamespace(is_trusted_at=lambda _: True, incarnation="me")
@@ -243,3 +245,102 @@ async def test_a_refused_renewal_counts_only_for_the_claim_that_it_was_about(
     assert found == lost
     left = {"settling": [1], "claimed again": [2]}
     assert [each.message.attempt for each in in_flight] == left.get(meanwhile, [])
+
+
+@pytest.mark.parametrize(
+    ("watched_since", "is_woken"), [(None, True), (-1.0, False), (0.0, False), (1.0, True)]
+)
+def test_a_claim_that_ends_before_the_next_check_wakes_the_watcher(
+    watched_since: float | None, *, is_woken: bool
+) -> None:
+    """An answer that took long may be that of an older request than those in flight."""
+    clock = FakeClock()
+    in_flight = build_in_flight(ExtendingBackend(clock), clock)
+    woken: list[bool] = []
+    in_flight._wakeup = cast("Any", SimpleNamespace(set=lambda: woken.append(True)))
+    sent = clock.mono()
+    in_flight._watched_since = None if watched_since is None else sent + watched_since
+    in_flight.add(build_message(1), "me", sent)
+    assert bool(woken) == is_woken
+
+
+@pytest.mark.parametrize(
+    ("trust_left", "sent", "wait"),
+    [
+        (3600.0, [0.0], 9.0),
+        (3600.0, [-4.0, -5.0], 4.0),
+        (3.0, [-4.0], 3.0),
+        (3.0, [-7.0], 2.0),
+        (-1.0, [-4.0], 0.01),
+        (3600.0, [-20.0], 0.01),
+        (3.0, [], None),
+    ],
+)
+def test_the_next_check_is_when_the_first_claim_may_be_lost(
+    trust_left: float, sent: list[float], wait: float | None
+) -> None:
+    """By its own end or with the session; one that is being settled is not lost."""
+    clock = FakeClock()
+    in_flight = build_in_flight(ExtendingBackend(clock), clock)
+    cast("Any", in_flight._membership).trust_left = trust_left
+    now = clock.mono()
+    for number, seconds in enumerate([-8.5, *sent]):
+        message = msgspec.structs.replace(
+            build_message(1), receipt=Receipt(f"id-{number}", 1, "claim-1")
+        )
+        delivery = in_flight.add(message, "me", now + seconds)
+        delivery.is_settling = number == 0
+    found = in_flight._find_next_check()
+    assert (None if found is None else found - now) == (wait and pytest.approx(wait))
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "limit"),
+    [
+        ({}, None, 2),
+        ({"prefetch": 1}, None, 1),
+        ({"prefetch": 0}, None, 0),
+        ({}, 0.1, 20),
+        ({}, 1.0, 2),
+        ({}, 4.0, 0),
+        ({"visibility_timeout": 1.0}, 0.1, 10),
+        ({"visibility_timeout": 1.0, "prefetch": 4}, 0.1, 4),
+        ({"visibility_timeout": 1.0, "prefetch": 40}, 0.1, 10),
+        ({"prefetch": 500}, 0.1, 20),
+        ({}, 0.0001, 100),
+        ({}, 0.001, 40),
+        ({"max_concurrency": 5}, 0.1, 0),
+        ({"rate_limit": "5/second"}, None, 0),
+    ],
+)
+def test_a_second_of_work_is_claimed_in_advance_at_most(
+    options: dict[str, Any], seconds: float | None, limit: int
+) -> None:
+    """And half the visibility timeout; not more than is configured, and nothing of limited work."""
+    prefetch = Prefetch(QueueSettings(concurrency=2, **options))
+    if seconds is not None:
+        prefetch.measure(seconds)
+    assert prefetch.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(None, 0), (1.0, 30), (0.1, 100), (20.0, 1), (40.0, 0)]
+)
+def test_of_a_page_half_the_visibility_timeout_is_claimed(seconds: float | None, most: int) -> None:
+    """At most; nothing more than wanted before a handler was measured."""
+    prefetch = Prefetch(QueueSettings(concurrency=2))
+    if seconds is not None:
+        prefetch.measure(seconds)
+    assert prefetch.find_most(100) == most
+
+
+@pytest.mark.parametrize("value", [{"n": 1}, {"id": 7, "n": 1}, [1]])
+def test_the_document_of_a_task_has_the_id_of_its_message(value: Any) -> None:
+    """Also if one of its arguments has that name."""
+    message = msgspec.structs.replace(build_message(1), value=value, task="send")
+    document = read_document(message)
+    assert document.id == "id-1"
+    if isinstance(value, dict):
+        assert document["n"] == 1
+    else:
+        assert document["arguments"] == value
