@@ -7,6 +7,7 @@ import pytest
 from jobsync import Invalid, QueuePlugin
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.queue.arguments import check_cursor, check_ids, check_state
+from jobsync.queue.settings import translate
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])
@@ -100,3 +101,29 @@ def test_a_decorator_with_parentheses_says_so() -> None:
     """Instead of an error about a missing argument."""
     with pytest.raises(Invalid, match=r"Write @queue\.handler, without parentheses"):
         QueuePlugin("emails").handler()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"workers": 5}, {"concurrency": 5}),
+        ({"ticket_interval": 3.0}, {"dispatch_interval": 3.0}),
+        ({"max_retries": 0}, {"max_attempts": 1}),
+        ({"max_retries": 3}, {"max_attempts": 4}),
+        ({"max_retries": None}, {}),
+        ({"max_retries": None, "max_attempts": 2}, {"max_attempts": 2}),
+        ({"max_retries": 2, "max_attempts": None}, {"max_attempts": 3}),
+        ({"max_retries": 0, "max_attempts": 2}, "max_retries cannot be passed with max_attempts"),
+        ({"max_retries": 3, "max_attempts": 4}, "max_retries cannot be passed with max_attempts"),
+        ({"workers": 3, "concurrency": 3}, "workers cannot be passed with concurrency"),
+        ({"workers": 0, "concurrency": 3}, "workers cannot be passed with concurrency"),
+        ({"ticket_interval": 0.0, "dispatch_interval": 1.0}, "cannot be passed with dispatch"),
+    ],
+)
+def test_an_option_is_passed_under_one_of_its_names(options: Any, expected: Any) -> None:
+    """Also if one of the values is zero; one that is None was not passed."""
+    if isinstance(expected, dict):
+        assert translate(options) == expected
+    else:
+        with pytest.raises(Invalid, match=expected):
+            translate(options)

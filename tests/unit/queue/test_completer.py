@@ -144,8 +144,10 @@ async def test_a_flush_sends_at_once_what_is_gathered(gathering: Gathering) -> N
     gathering.submit("a", "1")
     await settle_down()
     assert gathering.answered == []
-    await gathering.completer.flush()
+    flushing = asyncio.create_task(gathering.completer.flush())
+    await settle_down()
     assert gathering.answered == ["1"]
+    assert flushing.done()
     running.cancel()
 
 

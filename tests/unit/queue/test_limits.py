@@ -106,3 +106,25 @@ def test_no_more_are_claimed_than_the_tightest_limit_allows() -> None:
     assert (allowance.most, allowance.tasks) == (3, ("a", "c"))
     full = Allowance.build(queue, {"b": usages["b"]}, ["b", "c"], limits)
     assert (full.most, full.tasks) == (9, ("c",))
+
+
+@pytest.mark.parametrize(
+    ("limits", "frees"),
+    [
+        (QueueLimits(), False),
+        (QueueLimits(rate=1.0), False),
+        (QueueLimits(group_concurrency=2), False),
+        (QueueLimits(max_concurrency=2), True),
+        (QueueLimits(tasks={"a": QueueLimits(rate=1.0)}), False),
+        (
+            QueueLimits(tasks={"a": QueueLimits(rate=1.0), "b": QueueLimits(max_concurrency=1)}),
+            True,
+        ),
+        (QueueLimits(max_concurrency=2, tasks={"a": QueueLimits(rate=1.0)}), True),
+    ],
+)
+def test_the_end_of_a_message_frees_others_if_it_counts_against_a_limit(
+    limits: QueueLimits, *, frees: bool
+) -> None:
+    """That of the queue, or that of any task: who waits for it is told."""
+    assert limits.frees_others is frees

@@ -181,3 +181,25 @@ async def test_nothing_completed_is_removed_while_its_time_is_not_known(clock: F
     ttl = 300.0
     await work.run(stored, clock)  # type: ignore[arg-type]
     assert stored.removed >= 700
+
+
+@pytest.mark.parametrize("backlog", [None, "completed", "dead", "cancelled"])
+async def test_a_full_batch_of_any_kind_is_followed_by_the_next_at_once(
+    clock: FakeClock, backlog: str | None
+) -> None:
+    """Whichever kind has it; otherwise the next removal is in a minute."""
+    calls: list[str] = []
+
+    async def forget(state: str, *, older_than: float, limit: int) -> int:
+        assert older_than == (300 if state == "completed" else 86_400)
+        calls.append(state)
+        return limit if state == backlog and calls.count(state) == 1 else 0
+
+    stored = FinishedMessages(clock, 0.0)
+    stored.forget = forget  # type: ignore[assignment,method-assign]
+    work, _ = build(completed_ttl=300, dead_ttl=86_400)
+    await work.run(stored, clock)  # type: ignore[arg-type]
+    first = len(calls)
+    assert first == (3 if backlog is None else 4)
+    await work.run(stored, clock)  # type: ignore[arg-type]
+    assert len(calls) - first == (0 if backlog is None else 3)

@@ -104,3 +104,19 @@ def test_the_format_says_what_older_code_must_leave_alone(
     """Only a key does not concern it."""
     for message in place_messages(MESSAGES, options):
         assert (message.format, are_plain([message])) == (format, is_plain)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [
+        (5, 5.0),
+        (timedelta(seconds=5), 5.0),
+        (timedelta(days=2, seconds=5), 172_805.0),
+        (timedelta(milliseconds=1500), 1.5),
+        (None, None),
+    ],
+)
+def test_a_key_is_held_for_seconds_or_for_a_duration(ttl: Any, seconds: float | None) -> None:
+    """With all parts of it."""
+    (placed,) = place_messages(MESSAGES[:1], {"key": "k", "key_ttl": ttl})
+    assert placed.key_ttl == seconds

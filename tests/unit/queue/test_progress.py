@@ -116,3 +116,82 @@ def test_a_result_is_json_or_has_a_problem(value: Any, text: str | None, problem
     assert result.text == text
     assert problem in result.problem
     assert bool(result.problem) == (text is None)
+
+
+def build_writer(stored: Stored, tasks: "list[asyncio.Task[None]]") -> ProgressWriter:
+    """Return a writer whose runs are added to some tasks."""
+    writer = ProgressWriter(
+        lambda: tasks.append(asyncio.create_task(writer.run())),
+        lambda: cast("QueueBackend", stored),
+        lambda: cast("Clock", stored),
+    )
+    return writer
+
+
+async def go_on(stored: Stored) -> list[Any]:
+    """End the pause; return what was requested after it."""
+    stored.requests.clear()
+    stored.pauses.pop().set()
+    await settle_down()
+    return stored.requests
+
+
+async def test_the_next_claim_of_a_message_has_a_progress_of_its_own(stored: Stored) -> None:
+    """Its report replaces the former one: it is not removed as that one's."""
+    tasks: list[asyncio.Task[None]] = []
+    writer = build_writer(stored, tasks)
+    writer.report(Receipt("1", 1, "a"), 0.1, "")
+    await settle_down()
+    writer.end("1")
+    writer.report(Receipt("1", 2, "b"), 0.2, "")
+    assert await go_on(stored) == [{"1": (0.2, "")}]
+    writer.end("1")
+    assert await go_on(stored) == [["1"]]
+    tasks[0].cancel()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "sent"),
+    [
+        ("nothing", [{"1": (0.1, "")}]),
+        ("report", [{"1": (0.2, "")}]),
+        ("end", [["1"]]),
+        ("end and report", [{"1": (0.2, "")}]),
+    ],
+)
+async def test_what_happens_while_a_request_fails_counts(
+    stored: Stored, meanwhile: str, sent: list[Any]
+) -> None:
+    """The later report is kept, and what has ended is not reported again."""
+    tasks: list[asyncio.Task[None]] = []
+    writer = build_writer(stored, tasks)
+    failing = stored.report_progress
+
+    async def report(reports: Sequence[ProgressReport]) -> None:
+        if "end" in meanwhile:
+            writer.end("1")
+        if "report" in meanwhile:
+            writer.report(Receipt("1", 1, "a"), 0.2, "")
+        await failing(reports)
+
+    stored.is_away, stored.report_progress = True, report  # type: ignore[method-assign]
+    writer.report(Receipt("1", 1, "a"), 0.1, "")
+    await settle_down()
+    stored.is_away, stored.report_progress = False, failing  # type: ignore[method-assign]
+    assert await go_on(stored) == sent
+    tasks[0].cancel()
+
+
+async def test_a_writer_that_was_stopped_starts_again_with_the_next_report(stored: Stored) -> None:
+    """A queue may be stopped and started again."""
+    tasks: list[asyncio.Task[None]] = []
+    writer = build_writer(stored, tasks)
+    for number in (1, 2):
+        writer.report(Receipt("1", number, "a"), number / 10, "")
+        await settle_down()
+        assert writer.is_used
+        assert stored.requests[-1] == {"1": (number / 10, "")}
+        tasks[-1].cancel()
+        await asyncio.wait(tasks)
+        assert not writer.is_used
+    assert len(tasks) == 2

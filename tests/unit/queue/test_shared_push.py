@@ -244,3 +244,17 @@ def test_a_sender_that_is_cancelled_says_so(callers: Callers) -> None:
     unknown, unsent = asyncio.run(cancel_sender())
     assert isinstance(unknown, OutcomeUnknown)
     assert isinstance(unsent, Unavailable)
+
+
+@pytest.mark.parametrize(("most", "commits"), [(100, 1), (27, 1), (26, 2), (18, 2), (9, 3), (1, 3)])
+async def test_a_commit_has_as_many_bytes_as_its_store_allows(most: int, commits: int) -> None:
+    """Counted over all of its messages; a push is never divided."""
+    callers = Callers()
+    callers.shared = SharedPush("queue/emails", callers.database.push, max_bytes=most)
+    (first,) = await callers.start(A)
+    others = await callers.start(B, C, D)
+    for _ in range(1 + commits):
+        await callers.database.end()
+    await asyncio.gather(first, *others)
+    assert len(callers.database.commits) == 1 + commits
+    assert [each for ids in callers.database.commits for each in ids] == [A, B, C, D]
