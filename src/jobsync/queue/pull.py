@@ -252,7 +252,8 @@ class PulledClaims(ClaimHolder):
             async with asyncio.timeout(self._return_time):
                 await self._completer.flush()
         except TimeoutError:
-            pass
+            for delivery in list(self._in_flight):
+                self._in_flight.lose(delivery, "it could not be returned in time")
         for delivery in returned:
             # Its holder has it no more.
             delivery.is_lost = True

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from jobsync import Database, Event, Invalid, QueuePlugin, TaskHandle
+from jobsync.database.enqueue_calls import EnqueueOptions
 
 queue = QueuePlugin("emails")
 
@@ -80,3 +82,35 @@ async def test_a_blocking_call_in_a_coroutine_names_itself_and_what_to_await() -
         with pytest.raises(Invalid, match="would block the event loop") as caught:
             call()
         assert f"(got {name!r}). Await {awaited} instead." in str(caught.value)
+
+
+async def test_the_options_of_a_task_hold_for_each_call_without_its_own() -> None:
+    """A call that does without the key, or replaces an option, changes nothing for the next."""
+    own = QueuePlugin("own")
+    own.task(name="send", key="k", key_ttl=60, replace=True, timeout=5)(send.function)
+    calls: list[dict[str, Any]] = [{}, {"key": None}, {}, {"timeout": 9, "key": "other"}, {}]
+    found = []
+    for options in calls:
+        chosen = cast("EnqueueOptions", {**options, "task": "send"})
+        completed = own._complete_options([{"to": "a"}], chosen)
+        found.append(
+            tuple(completed.get(name) for name in ("key", "key_ttl", "replace", "timeout"))
+        )
+    usual = ("k", 60, True, 5)
+    assert found == [usual, (None, None, None, 5), usual, ("other", 60, True, 9), usual]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_concurrency": 2}, {"rate_limit": "5/second"}, {"rate_limit": "bad"}]
+)
+async def test_a_task_that_is_refused_leaves_nothing(options: dict[str, Any]) -> None:
+    """Neither its limits, which no other store than a database has, nor its name."""
+    own = QueuePlugin("own")
+    async with Database("memory://", plugins=[own]):
+        own.pause()
+        with pytest.raises(Invalid):
+            own.task(name="send", cron="@daily", **options)(lambda: None)
+        assert (own._task_limits, own._cron_tasks, own.handlers) == ({}, {}, {})
+        own.task(name="send")(lambda: None)
+        assert [*own.handlers] == ["send"]
+        await own.enqueue({}, task="send")

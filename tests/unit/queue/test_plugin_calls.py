@@ -1,0 +1,206 @@
+"""What the calls of a queue tell its workers, its listeners and its claims, in memory."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from chance import StandingClock
+
+from jobsync import Database, Event, QueuePlugin
+from jobsync.coordination.events import WorkerDied
+from jobsync.queue.backend import EndedClaim, QueueBackend
+from jobsync.queue.limits import QueueLimits
+from jobsync.queue.pages.backend import PagesBackend
+
+
+def handle(_: Any) -> None:
+    """Handle nothing: no worker runs."""
+
+
+def build(**options: Any) -> QueuePlugin[Any]:
+    """Return a queue with a handler."""
+    return QueuePlugin("tasks", on_message=handle, **options)
+
+
+class Calls:
+    """Records the calls of something."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: self.made.append(name)
+
+
+async def test_an_enqueue_is_reported_with_what_was_added() -> None:
+    """Not with messages whose keys others hold; the caller gets the ids of those."""
+    queue = build()
+    async with Database("memory://", plugins=[queue], work=False) as database:
+        reports: list[Event] = []
+        database.on("plg:queue:message-enqueued", reports.append)
+        first = await queue.enqueue({"n": 1}, key="k")
+        assert await queue.enqueue({"n": 2}, key="k") == first
+        other = await queue.enqueue({"n": 3})
+        assert queue.stats()["enqueued"] == 2
+    ids = [[*report["ids"]] for report in reports]
+    assert [each for each in ids if each] == [[first], [other]]
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+async def test_the_end_of_a_delay_wakes_the_worker(*, has_changed: bool) -> None:
+    """If there was one."""
+    queue, calls = build(), Calls()
+    async with Database("memory://", plugins=[queue], work=False):
+        name = await queue.enqueue({"n": 1}, delay=3600 if has_changed else 0)
+        workers, queue._workers = queue._workers, cast("Any", calls)
+        assert await queue.run_now(name) is has_changed
+        queue._workers = workers
+    assert calls.made == (["wake"] if has_changed else [])
+
+
+async def test_a_program_claims_again_after_its_claims_have_failed() -> None:
+    """The part that keeps them may fail; the next call starts another."""
+    queue = QueuePlugin("tasks")
+    async with Database("memory://", plugins=[queue]):
+        await queue.enqueue_many([{"n": 1}, {"n": 2}])
+        (first,) = await queue.claim(1)
+        task = queue._pulled_task
+        assert task is not None
+        task.cancel()
+        await asyncio.wait([task])
+        assert first.lost
+        (second,) = await queue.claim(1)
+        assert await second.ack()
+        assert queue._pulled_task is not task
+
+
+class PulledCalls:
+    """Claims of a program that record for how long they are waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.ended = asyncio.Event()
+
+    async def claim(self, _: int, wait: float) -> list[Any]:
+        self.waits.append(wait)
+        return []
+
+
+@pytest.mark.parametrize(("paused", "left"), [(0.0, 10.0), (4.0, 6.0)])
+async def test_a_claim_waits_as_long_as_asked_with_its_pause(paused: float, left: float) -> None:
+    """The time for which this process is paused counts."""
+    clock, pulled = StandingClock(), PulledCalls()
+    workers = SimpleNamespace(is_paused=paused > 0)
+    queue = SimpleNamespace(
+        database=SimpleNamespace(components=SimpleNamespace(clock=clock)),
+        home_loop=None,
+        _check_running=lambda: None,
+        _pulled=pulled,
+        _workers=workers,
+    )
+    claiming = asyncio.ensure_future(QueuePlugin.claim(cast("Any", queue), 1, wait=10.0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    clock.move(paused)
+    workers.is_paused = False
+    await claiming
+    assert pulled.waits == [pytest.approx(left)]
+
+
+async def test_nothing_is_claimed_by_a_program_once_its_database_stops() -> None:
+    """Other plugins may take long to stop, and what it has is returned then."""
+    queue = QueuePlugin("tasks")
+    async with Database("memory://", plugins=[queue]):
+        await queue.enqueue_many([{"n": 1}, {"n": 2}])
+        (message,) = await queue.claim(1)
+        queue.prepare_stop()
+        assert await queue.claim(1) == []
+        assert await queue.count() == 1
+        assert await message.ack()
+
+
+def count_deaths_heard(database: Database, queue: QueuePlugin[Any]) -> int:
+    """Return how often a queue hears of the same death."""
+    listeners = database.events._listeners.values()
+    return sum(
+        each.name == WorkerDied.name and getattr(each.callback, "__self__", None) is queue
+        for each in listeners
+    )
+
+
+async def test_a_queue_that_has_stopped_hears_nothing_of_deaths() -> None:
+    """Each start listens once: after two starts the claims of a dead worker are ended once."""
+    queue = QueuePlugin("tasks")
+    database = Database("memory://", plugins=[queue])
+    counts = []
+    for _ in range(2):
+        await database.connect()
+        counts.append(count_deaths_heard(database, queue))
+        await database.disconnect()
+        counts.append(count_deaths_heard(database, queue))
+    assert counts == [1, 0, 1, 0]
+
+
+async def test_a_death_ends_the_claims_and_is_looked_after_again() -> None:
+    """A claim of the dead worker may be under way; what was ended is reported."""
+    queue, calls, reports = build(), Calls(), []
+    ended = EndedClaim(id="id-1", state="waiting", attempt=1, session="dead")
+
+    async def end_claims(dead: Any) -> list[EndedClaim]:
+        assert dead == {"dead"}
+        return [ended]
+
+    async with Database("memory://", plugins=[queue], work=False) as database:
+        database.on("plg:queue:message-recovered", lambda event: reports.append(event.message_id))
+        workers, queue._workers = queue._workers, cast("Any", calls)
+        backend = cast("Any", queue._backend)
+        queue._backend = cast(
+            "QueueBackend", type("Fake", (), {"end_claims": staticmethod(end_claims)})
+        )
+        await queue._end_claims_of(cast("Any", type("Death", (), {"incarnation": "dead"})))
+        queue._workers, queue._backend = workers, backend
+    assert calls.made == ["look_for_late_claims"]
+    assert reports == ["id-1"]
+
+
+def test_a_concurrency_that_is_set_counts_everywhere() -> None:
+    """For coroutines, for the threads of plain functions, and in what is reported."""
+    queue = build(concurrency=3)
+    queue.set_concurrency(7)
+    assert queue.settings.concurrency == 7
+    assert queue._executor.thread_count == 7
+    assert queue._workers.concurrency == 7
+
+
+@pytest.mark.parametrize(
+    ("limits", "prefetch"), [({}, 5), ({"send": QueueLimits(max_concurrency=2)}, 0)]
+)
+async def test_messages_of_limited_tasks_are_not_claimed_in_advance(
+    limits: dict[str, QueueLimits], prefetch: int
+) -> None:
+    """They would use up what others may handle now."""
+    queue = build(prefetch=5)
+    async with Database("memory://", plugins=[queue]):
+        queue._task_limits |= limits
+        worker = queue._build_worker()
+        assert worker._settings.prefetch == prefetch
+        assert worker._slots._prefetch.limit == min(prefetch, 3)
+
+
+async def test_a_backend_knows_its_fleet_until_the_queue_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The session and the election are gone after that."""
+    joined: list[bool] = []
+    join = PagesBackend.join
+
+    def record(backend: PagesBackend, fleet: Any) -> None:
+        joined.append(fleet is not None)
+        join(backend, fleet)
+
+    monkeypatch.setattr(PagesBackend, "join", record)
+    async with Database("memory://", plugins=[QueuePlugin("tasks")]):
+        assert joined == [True]
+    assert joined == [True, False]
