@@ -1,5 +1,6 @@
 """What a worker does with the answers of its store: what it has then, and when it asks again."""
 
+import contextlib
 from collections.abc import Sequence
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -329,3 +330,18 @@ async def test_the_worker_that_calls_is_that_of_the_same_queue() -> None:
             del handled[delivery]
 
     copy_context().run(call)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a part has failed")])
+async def test_no_handler_starts_without_a_part_of_its_worker(error: Exception | None) -> None:
+    """However the part has ended: nobody would renew or settle what it does."""
+    worker = Surroundings().worker
+
+    async def run() -> None:
+        assert not worker._slots.is_stopping
+        if error is not None:
+            raise error
+
+    with contextlib.suppress(ValueError):
+        await worker._run_part(run)
+    assert worker._slots.is_stopping

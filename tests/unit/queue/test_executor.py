@@ -1,0 +1,94 @@
+"""How handlers are called, and what their ends mean."""
+
+from typing import Any, cast
+
+import pytest
+
+from jobsync import Invalid
+from jobsync.core.messages import Cancel, Completed, Failed, Snooze
+from jobsync.queue.backend import Message, Receipt
+from jobsync.queue.executor import Executor, MessageHandler
+from jobsync.queue.in_flight import Delivery
+
+
+def with_default(task: Any, context: Any = None) -> None:
+    """Take a context that has a default."""
+
+
+def with_keyword(task: Any, *, verbose: bool = False) -> None:
+    """Take a message alone."""
+
+
+def with_three(task: Any, context: Any, depth: int = 3) -> None:
+    """Take a context, and something with a default."""
+
+
+@pytest.mark.parametrize(
+    ("function", "takes_context"),
+    [
+        (lambda task: task, False),
+        (lambda task, context: (task, context), True),
+        (with_default, True),
+        (with_keyword, False),
+        (with_three, True),
+        (lambda *everything: everything, True),
+        (lambda task, *rest: (task, rest), True),
+        (lambda task=None: task, False),
+    ],
+)
+def test_a_handler_gets_its_context_if_there_is_a_place_for_it(
+    function: Any, *, takes_context: bool
+) -> None:
+    """Also if that parameter has a default."""
+    assert MessageHandler(function).takes_context is takes_context
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: (a, b, c), 5])
+def test_a_handler_that_cannot_be_called_with_a_message_is_refused(function: Any) -> None:
+    """When it is passed."""
+    with pytest.raises(Invalid):
+        MessageHandler(function)
+
+
+def build_delivery() -> Delivery:
+    """Return a message whose handler may take seven seconds."""
+    message = Message(
+        receipt=Receipt("id-1", 1, "claim-1"),
+        value={"id": "id-1"},
+        attempt=1,
+        max_attempts=4,
+        timeout=7.0,
+        is_suspect=False,
+        enqueued=0.0,
+    )
+    delivery = Delivery("id-1", message, {"id": "id-1"}, "me", cast("Any", 0.0))
+    delivery.timeout = 7.0
+    return delivery
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("result", [None, {"n": 1}, Snooze(5), Cancel("stale"), ValueError("mine")])
+async def test_a_coroutine_that_ends_after_its_time_has_failed(
+    result: Any, *, is_late: bool
+) -> None:
+    """Whatever it returns or raises then: it may have swallowed its cancellation."""
+    executor = Executor(1, auto_acknowledge=True)
+    delivery = build_delivery()
+
+    async def handle(_: Any) -> Any:
+        delivery.is_late = is_late
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    executor.add("", MessageHandler(handle))
+    verdict, overrun = await executor.run(delivery)
+    assert overrun is None
+    if is_late:
+        assert isinstance(verdict, Failed)
+        assert "longer than 7 s" in verdict.error
+    elif isinstance(result, Exception):
+        assert isinstance(verdict, Failed)
+        assert verdict.cause is result
+    else:
+        assert verdict == (result if isinstance(result, Snooze | Cancel) else Completed(result))

@@ -1,0 +1,245 @@
+"""Transactions of handlers: when one is committed, and what becomes of its message."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components, Invalid, MessageClaimLost, OutcomeUnknown, Unavailable
+from jobsync.coordination.membership import Membership
+from jobsync.core.messages import Completed
+from jobsync.events import Events
+from jobsync.queue import transaction_backend
+from jobsync.queue.backend import Message, QueueBackend, Receipt
+from jobsync.queue.in_flight import Delivery, InFlight, WorkerListener
+from jobsync.queue.transaction import TransactionBlock, TransactionOpener
+from jobsync.queue.transaction_backend import OpenTransaction
+
+VISIBILITY = 10.0
+DOWN, UNKNOWN = Unavailable("queue", "down"), OutcomeUnknown("queue", "reply lost")
+
+
+class Opened(OpenTransaction):
+    """A transaction that records what is done with it."""
+
+    def __init__(self, steps: list[str]) -> None:
+        super().__init__(object(), 5.0)
+        self._steps = steps
+        self.error: Exception | None = None
+
+    def start_timer(self) -> None:
+        return
+
+    def cut(self) -> None:
+        self._steps.append("cut")
+
+    async def check(self) -> None:
+        return
+
+    async def commit(self) -> None:
+        self._steps.append("commit")
+        if self.error is not None:
+            raise self.error
+
+    async def close(self) -> None:
+        self._steps.append("close")
+
+
+class Surroundings:
+    """A database, and a worker with one claim."""
+
+    queue = "mails"
+    default_limit, longest = 5.0, 60.0
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.steps: list[str] = []
+        self.opened = Opened(self.steps)
+        self.begin_errors: list[BaseException] = []
+        self.is_ours = True
+        self.outcomes: list[Any] = []
+        self.answers: list[bool] = []
+        self.rolled_back = 0
+        session = SimpleNamespace(is_trusted_at=lambda _: True, incarnation="me")
+        self.in_flight = InFlight(
+            cast("QueueBackend", None),
+            cast("Membership", SimpleNamespace(session=session, trust_left=100.0)),
+            self.clock,
+            VISIBILITY,
+            cast("WorkerListener", self),
+        )
+        self.message = Message(
+            receipt=Receipt("id-1", 1, "claim-1"),
+            value={"id": "id-1"},
+            attempt=1,
+            max_attempts=4,
+            timeout=None,
+            is_suspect=False,
+            enqueued=0.0,
+        )
+        self.delivery = self.in_flight.add(self.message, "me", self.clock.mono())
+
+    @property
+    def transactions(self) -> Any:
+        return self
+
+    async def begin(self, _: float, *, is_blocking: bool) -> Opened:
+        del is_blocking
+        if self.begin_errors:
+            raise self.begin_errors.pop(0)
+        return self.opened
+
+    async def complete_within(self, connection: object, receipt: Receipt) -> bool:
+        assert (connection, receipt) == (self.opened.connection, self.message.receipt)
+        self.steps.append("complete")
+        return self.is_ours
+
+    async def read_outcome(self, _: Receipt) -> Any:
+        self.steps.append("read")
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def on_answer(self, delivery: Delivery, *, is_accepted: bool) -> None:
+        assert delivery.verdict == Completed()
+        self.answers.append(is_accepted)
+
+    def on_rolled_back(self, delivery: Delivery) -> None:
+        assert not delivery.is_settling
+        self.rolled_back += 1
+
+    def on_lost(self, *_: Any) -> None:
+        return
+
+    def on_failure(self, _: Exception) -> None:
+        return
+
+    def open(self) -> TransactionBlock:
+        """Return a block."""
+        components = Components(clock=self.clock, randomness=SeededRandomness(1), events=Events())
+        backend, listener = cast("QueueBackend", self), cast("WorkerListener", self)
+        opener = TransactionOpener(backend, self.in_flight, components, listener)
+        return opener.open(self.message, None, is_blocking=False)
+
+
+@pytest.mark.parametrize("error", [DOWN, Invalid("a", "b", "c", "d"), asyncio.CancelledError()])
+async def test_a_transaction_that_could_not_begin_can_be_tried_again(error: BaseException) -> None:
+    """Whatever the reason; a second one beside an open one is refused."""
+    around = Surroundings()
+    around.begin_errors = [error]
+    with pytest.raises(type(error)):
+        async with around.open():
+            pass
+    async with around.open() as connection:
+        assert connection is around.opened.connection
+        with pytest.raises(Invalid, match="is open already"):
+            async with around.open():
+                pass
+    assert around.answers == [True]
+    assert around.delivery.transaction is None
+
+
+@pytest.mark.parametrize(("seconds", "is_committed"), [(8.9, True), (9.0, False)])
+async def test_a_transaction_is_committed_only_while_its_claim_is_certain(
+    seconds: float, *, is_committed: bool
+) -> None:
+    """Even if nobody has noticed yet that it is not: other workers may have the message soon."""
+    around = Surroundings()
+    block = around.open()
+    await block.__aenter__()
+    around.clock.mono_seconds += seconds
+    if is_committed:
+        await block.__aexit__(None, None, None)
+        assert around.steps == ["complete", "commit", "close"]
+    else:
+        with pytest.raises(MessageClaimLost):
+            await block.__aexit__(None, None, None)
+        assert around.steps == ["close"]
+        assert around.delivery.is_lost
+
+
+@pytest.mark.parametrize(
+    ("is_ours", "error", "outcomes", "steps", "raised", "answers"),
+    [
+        (True, None, [], ["complete", "commit", "close"], None, [True]),
+        (False, None, [], ["complete", "close"], MessageClaimLost, [False]),
+        (True, DOWN, [], ["complete", "commit", "close"], Unavailable, []),
+        (True, UNKNOWN, ["completed"], ["complete", "commit", "close", "read"], None, [True]),
+        (
+            *(True, UNKNOWN, [DOWN, UNKNOWN, "completed"]),
+            *(["complete", "commit", "close", "read", "read", "read"], None, [True]),
+        ),
+        (
+            *(True, UNKNOWN, ["ended"]),
+            *(["complete", "commit", "close", "read"], MessageClaimLost, [False]),
+        ),
+        (True, UNKNOWN, ["open"], ["complete", "commit", "close", "read"], Unavailable, []),
+    ],
+)
+async def test_the_store_says_what_became_of_a_commit(
+    is_ours: bool,
+    error: Exception | None,
+    outcomes: list[Any],
+    steps: list[str],
+    raised: type[Exception] | None,
+    answers: list[bool],
+) -> None:
+    """The connection is closed first, and the claim is read until there is an answer."""
+    around = Surroundings()
+    around.is_ours, around.opened.error, around.outcomes = is_ours, error, outcomes
+    block = around.open()
+    await block.__aenter__()
+    if raised is None:
+        await block.__aexit__(None, None, None)
+    else:
+        with pytest.raises(raised):
+            await block.__aexit__(None, None, None)
+    assert (around.steps, around.answers) == (steps, answers)
+    assert around.rolled_back == (not answers)
+    assert around.delivery.transaction is None
+
+
+async def test_an_error_rolls_back_and_settles_nothing() -> None:
+    """The end of the handler does that."""
+    around = Surroundings()
+    with pytest.raises(ValueError, match="mine"):
+        async with around.open():
+            raise ValueError("mine")
+    assert (around.steps, around.answers, around.rolled_back) == (["close"], [], 0)
+    assert around.in_flight.find(around.message) is around.delivery
+
+
+def test_a_shorter_time_limit_is_not_kept_waiting_by_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the thread sleeps until the longer one; that one does not end with it."""
+    monkeypatch.setattr(transaction_backend, "_IDLE", 0.0)
+    limits = transaction_backend._TimeLimits()
+    before, long = set(threading.enumerate()), Mock()
+    limits.add(long, 3600.0)
+    for _ in range(2):
+        expired = threading.Event()
+        limits.add(Mock(expire=expired.set), 0.0)
+        assert expired.wait(30)
+    assert not long.expire.called
+    limits.remove(long)
+    limits.add(Mock(), 0.0)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_each_process_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child has no such thread; transactions of one process share it."""
+    monkeypatch.setattr(transaction_backend, "_limits", {})
+    found = []
+    for process in (1, 1, 2):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        found.append(Opened([])._limits)
+    assert found[0] is found[1]
+    assert found[0] is not found[2]
