@@ -88,9 +88,9 @@ class Surroundings:
             read,
             until_empty=until_empty,
         )
-        self.worker._slots.add = lambda _: None  # type: ignore[method-assign]
+        cast("Any", self.worker._slots).add = lambda _: None
         self.submitted: list[tuple[Settlement, Delivery | None]] = []
-        self.worker._completer.submit = lambda *sent: self.submitted.append(sent)  # type: ignore[method-assign]
+        cast("Any", self.worker._completer).submit = lambda *sent: self.submitted.append(sent)
 
     worker_id, is_trusted, trust_left = "worker-1", True, 100.0
 
@@ -116,7 +116,7 @@ class Surroundings:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
-            return lambda *facts: self.reported.append((name, facts)) and None
+            return lambda *facts: self.reported.append((name, facts))
         raise AttributeError(name)
 
     async def take(self, *messages: Message) -> list[Delivery]:

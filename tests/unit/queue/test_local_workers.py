@@ -185,7 +185,7 @@ async def test_a_worker_is_forgotten_when_nothing_of_it_runs() -> None:
     assert around.local.user_code == ["the handler of message id-1"]
     around.workers[0].user_code = []
     _, last = await around.drain()
-    assert [*around.local._all] == [last]
+    assert {*map(id, around.local._all)} == {id(last)}
     assert around.local.user_code == []
     await around.end()
 
@@ -293,8 +293,9 @@ async def test_a_pause_holds_for_workers_that_start_later() -> None:
     around.local.pause(is_paused=True)
     assert around.published == []
     worker = await around.start()
-    assert worker.is_paused
+    paused = [worker.is_paused]
     around.local.pause(is_paused=False)
-    assert not worker.is_paused
+    assert [*paused, worker.is_paused] == [True, False]
+    assert worker.calls.count("wake") == 2
     assert [status and status.is_paused for status in around.published] == [True, False]
     await around.end()

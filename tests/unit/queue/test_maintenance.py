@@ -196,7 +196,7 @@ async def test_a_full_batch_of_any_kind_is_followed_by_the_next_at_once(
         return limit if state == backlog and calls.count(state) == 1 else 0
 
     stored = FinishedMessages(clock, 0.0)
-    stored.forget = forget  # type: ignore[assignment,method-assign]
+    stored.forget = forget  # type: ignore[method-assign]
     work, _ = build(completed_ttl=300, dead_ttl=86_400)
     await work.run(stored, clock)  # type: ignore[arg-type]
     first = len(calls)

@@ -117,7 +117,9 @@ async def test_a_range_is_between_its_ends(
 ) -> None:
     """Without both of them."""
     view, _ = build_view(monkeypatch, *map(build_info, NAMES))
-    ends = {name: key(end) for name, end in (("after", after), ("until", until)) if end}
+    ends: dict[str, Any] = {
+        name: key(end) for name, end in (("after", after), ("until", until)) if end
+    }
     heads = await view.heads(PREFIX, **ends)
     assert [head.key for head in heads] == [key(name) for name in found]
 

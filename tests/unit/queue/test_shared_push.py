@@ -260,22 +260,16 @@ async def test_a_commit_has_as_many_bytes_as_its_store_allows(most: int, commits
     assert [each for ids in callers.database.commits for each in ids] == [A, B, C, D]
 
 
-def test_pushes_are_shared_again_after_a_loop_that_ended_during_a_commit(callers: Callers) -> None:
-    """Those of the next loop, without what the first one has left."""
-
-    async def end_early() -> None:
-        await callers.start(A)
-        await callers.start(B)
-
-    asyncio.run(end_early())
-    callers.database.ends.clear()
-
-    async def share() -> None:
-        first = await callers.start(C)
-        others = await callers.start(D, E)
-        for _ in range(2):
-            await callers.database.end()
-        await asyncio.gather(*first, *others)
-
-    asyncio.run(share())
-    assert callers.database.commits == [[A], [C], [D, E]]
+async def test_pushes_are_shared_again_after_a_loop_that_ended_during_a_commit(
+    callers: Callers,
+) -> None:
+    """Those of the next loop wait for nobody of the first one."""
+    former = asyncio.new_event_loop()
+    former.close()
+    callers.shared._loop = former
+    first = await callers.start(A)
+    others = await callers.start(B, C)
+    for _ in range(2):
+        await callers.database.end()
+    await asyncio.gather(*first, *others)
+    assert callers.database.commits == [[A], [B, C]]
