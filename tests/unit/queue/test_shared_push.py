@@ -271,5 +271,5 @@ async def test_pushes_are_shared_again_after_a_loop_that_ended_during_a_commit(
     others = await callers.start(B, C)
     for _ in range(2):
         await callers.database.end()
-    await asyncio.gather(*first, *others)
     assert callers.database.commits == [[A], [B, C]]
+    await asyncio.gather(*first, *others)
