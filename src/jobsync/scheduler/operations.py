@@ -225,7 +225,11 @@ class JobOperations:
         return await self._change(name, lambda state: edit(state, checked, now))
 
     async def remove(self, name: str) -> bool:
-        """Remove a job; False if it was removed. Code that has it adds it again when it starts."""
+        """Remove a job; return True. Code that has it adds it again when it starts.
+
+        Raises:
+            NotFound: there is no such job, or it was removed before.
+        """
         now = await self._jobs.measure_time()
         is_removed = await self._change(name, lambda state: remove(state, now))
         if is_removed:

@@ -167,9 +167,12 @@ class SchedulerPlugin(CoordinatorPlugin):
                 self._adopted.add(name)
 
     async def remove_job(self, name: str) -> bool:
-        """Remove a job from the whole fleet; False if it was removed. Its history stays.
+        """Remove a job from the whole fleet; return True. Its history stays.
 
         A process whose code has the job adds it again when it starts.
+
+        Raises:
+            NotFound: there is no such job, or it was removed before.
         """
         parts = self._get_parts()
         is_removed = await parts.operations.remove(name)

@@ -8,7 +8,8 @@ after the last removal. A removal costs some requests: it does not follow each r
 Runs are counted in the job's state, whichever process runs them. Each process that sees so many
 more than at its last removal removes what is old. It does so too at its first run, if there may be
 anything: the process before may have been killed instead. Gaps are counted by each process for
-itself. A removal that the store did not answer is tried again, after a pause.
+itself. A removal that the store did not answer, or for which the time was not known, is tried again
+after a pause.
 """
 
 import asyncio
@@ -104,9 +105,14 @@ class HistoryRetention:
     async def prune(self, name: str) -> int:
         """Remove the old history of one job; return how many entries.
 
-        Nothing is old by a clock that may be wrong.
+        Raises:
+            Unavailable: the store does not answer, or the clock that decides what is old may be
+                wrong.
         """
         if self._clock.veto:
-            return 0
+            # A process that neither fires nor runs a job does not compare the clocks.
+            await self._clock.refresh()
+        if veto := self._clock.veto:
+            raise Unavailable("the fleet's time", veto, "correct the clock, or try again later")
         oldest = self._clock.now() - self._max_age
         return await self._jobs.prune(name, keep=self._keep, oldest=oldest)
