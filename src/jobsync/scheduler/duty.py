@@ -300,7 +300,12 @@ class Duty:
             at=now,
             fleet=tuple(sorted(fleet)),
         )
-        await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
+        try:
+            await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
+        except BaseException:
+            # So that it is written the next time.
+            self.is_dirty = True
+            raise
         self._progress = progress
 
 

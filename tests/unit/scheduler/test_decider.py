@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobPause, JobState, RunRequest
+from jobsync.errors import Unavailable
 from jobsync.scheduler.decider import JobDecider
 
 NOW = 1_800_000_060
@@ -96,3 +97,98 @@ def test_the_reason_of_lateness_is_the_first_that_applies(since: float, is_delay
         assert reason == "as many jobs as max_concurrent_jobs allows were running"
     else:
         assert reason == "this process or the store was too slow"
+
+
+class ReadStates:
+    """The states of jobs: what is known, and what is stored by now."""
+
+    def __init__(self, known: JobState | None, stored: JobState | None) -> None:
+        self.known = {} if known is None else {"job": SimpleNamespace(state=known)}
+        self.stored, self.reads, self.updates = stored, 0, 0
+
+    async def read(self, name: str) -> Any:
+        """Return what is stored."""
+        self.reads += 1
+        if self.stored is not None:
+            self.known[name] = SimpleNamespace(state=self.stored)
+        return self.known.get(name)
+
+    async def update(self, name: str, _: Any) -> Any:
+        """Note a change."""
+        self.updates += 1
+        return self.known.get(name)
+
+
+@pytest.mark.parametrize(
+    ("running", "is_read"),
+    [
+        ((), False),
+        ((MINE,), False),
+        ((MINE, MINE), False),
+        ((OTHERS,), True),
+        ((MINE, OTHERS), True),
+        ((OTHERS, MINE), True),
+        ((MINE, ORPHAN), True),
+        (None, True),
+    ],
+)
+async def test_a_state_is_read_again_if_any_run_is_another_processs(
+    running: tuple[ActiveRun, ...] | None, is_read: bool
+) -> None:
+    """That process may have ended its run without our knowing."""
+    known = None if running is None else build_state("allow", running=running)
+    states, stored = ReadStates(known, build_state("allow", last=NOW + 1)), NOW + 1
+    decider = build_decider({})
+    decider._cache = cast("Any", states)
+    found = await decider._read_current("job", "me")
+    assert found is not None
+    assert states.reads == is_read
+    assert found.state.last == (stored if is_read else NOW)
+
+
+@pytest.mark.parametrize("is_on_duty", [False, True])
+async def test_a_state_that_is_gone_is_stored_again_by_the_process_that_fires_it(
+    is_on_duty: bool,
+) -> None:
+    """Somebody has removed the record by hand."""
+    states, restored = ReadStates(None, None), list[str]()
+
+    async def restore(name: str) -> None:
+        restored.append(name)
+        states.stored = build_state("skip")
+
+    decider = build_decider({})
+    decider._cache, decider._restore = cast("Any", states), restore
+    decider._duty.names = frozenset({"job"} if is_on_duty else ())
+    assert (await decider._read_current("job", "me") is not None) is is_on_duty
+    assert restored == (["job"] if is_on_duty else [])
+
+
+@pytest.mark.parametrize("lost_by", ["the start", "the state", "the sessions", "nothing"])
+async def test_a_process_that_stood_still_decides_nothing(lost_by: str) -> None:
+    """Whichever request took so long: others would resume at once what it starts."""
+    states = ReadStates(build_state("skip", running=(OTHERS,)), build_state("skip"))
+    decider = build_decider({})
+    membership: Any = decider._membership
+    membership.is_trusted = lost_by != "the start"
+
+    async def read(name: str) -> Any:
+        membership.is_trusted &= lost_by != "the state"
+        return await ReadStates.read(states, name)
+
+    async def find_gone(_: JobState) -> set[str]:
+        membership.is_trusted &= lost_by != "the sessions"
+        return set()
+
+    class Written(Exception):
+        """It came to the write."""
+
+    async def update(*_: Any) -> None:
+        raise Written
+
+    parts: Any = decider
+    parts._cache = SimpleNamespace(known=states.known, read=read, update=update)
+    parts._owners.find_gone = find_gone
+    parts._duty.names = frozenset({"job"})
+    with pytest.raises(Written if lost_by == "nothing" else Unavailable):
+        await decider.decide(cast("Any", SimpleNamespace(name="job")), "me", "new", ())

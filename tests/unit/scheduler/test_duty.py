@@ -1,5 +1,6 @@
 """What a leader reads of the jobs that it takes over, by what its predecessor has noted."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from jobsync.components import Components
 from jobsync.coordination.term import Term
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
+from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.scheduler.duty import Duty
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_code import JobCode
@@ -241,3 +243,58 @@ async def deploy(succession: Succession, definition: JobDefinition) -> None:
     membership = SimpleNamespace(worker_id="w", incarnation="w.1")
     parts: Any = (succession.jobs, membership, clock, "schedule default", lambda _: None, 5)
     assert await JobCode(known, *parts).define(["daily"])
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("store", "down"), OutcomeUnknown("key")])
+async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
+    monkeypatch: pytest.MonkeyPatch, error: JobsyncError | None
+) -> None:
+    """So is what could not be noted: a successor would look at all that was due since."""
+    succession = Succession()
+    succession.add("job", DAILY)
+    await succession.take_over(NOTED)
+    duty = succession.open_duty()
+    await duty.take_over()
+    put = Term.put
+
+    async def decide_meanwhile(*arguments: Any) -> None:
+        if error is not None:
+            raise error
+        await put(*arguments)
+        duty.is_dirty = True
+
+    duty.is_dirty = True
+    with monkeypatch.context() as patch:
+        patch.setattr(Term, "put", decide_meanwhile)
+        with nullcontext() if error is None else pytest.raises(type(error)):
+            await duty.write_progress(lambda _: {"first"})
+    await duty.write_progress(lambda _: {"second"})
+    await duty.write_progress(lambda _: {"third"})
+    noted = await succession.store.get(succession.jobs.progress_key)
+    assert noted is not None
+    assert noted.value["open"] == ["second"]
+
+
+async def test_a_job_that_was_added_later_does_not_run_after_an_election() -> None:
+    """It runs at the start of the fleet: as long as one of those lives that were noted, it is."""
+    succession = Succession()
+    succession.add("first", DAILY)
+    await succession.take_over(NOTED)
+    duty = succession.open_duty()
+    await duty.take_over()
+    succession.states.clear()
+    succession.add("later", msgspec.structs.replace(DAILY, run_on_start=True))
+    await succession.jobs.create_many(succession.states)
+    parts: Any = duty
+    parts._known["later"] = SimpleNamespace(
+        options=SimpleNamespace(definition=succession.definitions["later"])
+    )
+    duty.add("later")
+    assert duty.names == {"first", "later"}
+    await duty.write_progress(lambda _: set())
+    for workers, requests in ((["w"], 0), (["new"], 1)):
+        succession.workers = workers
+        await succession.open_duty().take_over()
+        stored = await succession.jobs.read("later")
+        assert stored is not None
+        assert len(stored.state.requests) == requests

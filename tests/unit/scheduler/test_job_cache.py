@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, JobDefinition, JobState, RunStatus
-from jobsync.errors import Unavailable
+from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState, RunStatus
+from jobsync.errors import Corrupt, JobsyncError, NewerFormat, Unavailable
 from jobsync.scheduler.history import JobHistory, build_entry
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
@@ -152,3 +152,91 @@ async def test_jobs_that_are_not_being_changed_have_no_lock() -> None:
     cache = JobCache(jobs, lambda *_: None)
     await cache.update("job", start)
     assert len(cache._locks) == 0
+
+
+@pytest.mark.parametrize("meanwhile", [("running", "lost"), ("success", "success")])
+@pytest.mark.parametrize("is_created", [False, True])
+async def test_a_loss_that_meets_another_write_is_judged_again(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: tuple[RunStatus, str], is_created: bool
+) -> None:
+    """The process of the run has begun or ended it since the record was read."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    if not is_created:
+        await jobs.history.create("job", RUN, "w1")
+    reads, read = [0], JobHistory.read
+
+    async def write_meanwhile(history: JobHistory, name: str, run: ActiveRun) -> Any:
+        reads[0] += 1
+        found = await read(history, name, run)
+        if reads[0] == 1:
+            entry = build_entry(run, meanwhile[0], worker_id="w2")
+            if found is None:
+                assert await history.create_entry(name, run, entry)
+            else:
+                assert await history.write(found[0], entry)
+        return found
+
+    monkeypatch.setattr(JobHistory, "read", write_meanwhile)
+    await jobs.history.write_loss("job", RUN, "its process has ended", 90.0)
+    (entry,) = await jobs.history.list_entries("job")
+    assert (entry.status, entry.worker_id) == (meanwhile[1], "w2")
+
+
+async def test_what_comes_while_the_history_is_written_stays_in_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not in the history yet: the next time writes it."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    gaps = [Gap(first=at, last=at, count=1, reason="late") for at in (120, 180)]
+    runs = [RUN, msgspec.structs.replace(RUN, id="later", instant=240)]
+    state = JobState(definition=JobDefinition(schedule="@daily"), defined_by="", last=0)
+    state = msgspec.structs.replace(state, gaps=(gaps[0],), lost=(runs[0],))
+    await jobs.create_many({"job": state})
+    cache = JobCache(jobs, lambda *_: None)
+    await cache.read("job")
+    write_gap = JobHistory.write_gap
+
+    async def add_meanwhile(history: JobHistory, name: str, gap: Gap) -> bool:
+        await cache.update(
+            name, lambda state: msgspec.structs.replace(state, gaps=(*gaps,), lost=(*runs,))
+        )
+        return await write_gap(history, name, gap)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobHistory, "write_gap", add_meanwhile)
+        await cache.write_history("job", 300.0)
+    left = cache.known["job"].state
+    assert (left.gaps, left.lost) == ((gaps[1],), (runs[1],))
+    await cache.write_history("job", 300.0)
+    assert not cache.known["job"].state.is_open
+    found = [entry.scheduled_time for entry in await jobs.history.list_entries("job")]
+    assert found == [240, 180, 120, 60]
+
+
+@pytest.mark.parametrize("error", [Corrupt("key", "damaged"), NewerFormat("key", 9, 1)])
+async def test_a_record_that_cannot_be_read_keeps_no_other_loss_from_being_noted(
+    monkeypatch: pytest.MonkeyPatch, error: JobsyncError
+) -> None:
+    """Nobody can say so in that record. The job goes on."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    later = msgspec.structs.replace(RUN, id="later", instant=240)
+    state = JobState(definition=JobDefinition(schedule="@daily"), defined_by="", last=0)
+    await jobs.create_many({"job": msgspec.structs.replace(state, lost=(RUN, later))})
+    cache, read = JobCache(jobs, lambda *_: None), JobHistory.read
+    await cache.read("job")
+
+    async def refuse(history: JobHistory, name: str, run: ActiveRun) -> Any:
+        if run == RUN:
+            raise error
+        return await read(history, name, run)
+
+    monkeypatch.setattr(JobHistory, "read", refuse)
+    await cache.write_history("job", 300.0)
+    assert not cache.known["job"].state.lost
+    assert [entry.id for entry in await jobs.history.list_entries("job")] == ["later"]

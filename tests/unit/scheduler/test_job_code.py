@@ -281,3 +281,84 @@ async def test_a_hundred_versions_at_most_are_forgotten_at_once(fleet: Fleet) ->
         await fleet.jobs.code.write(f"{number:03}", [], NOW - 2 * DAY)
     assert await fleet.jobs.code.forget((), NOW) == 100
     assert await fleet.jobs.code.forget((), NOW) == 50
+
+
+@pytest.mark.parametrize(
+    ("age", "is_written"),
+    [(0.0, False), (DAY / 2 - 1, False), (DAY / 2, True), (DAY - 1, True), (3 * DAY, True)],
+)
+async def test_a_version_is_published_again_after_half_a_day(
+    fleet: Fleet, age: float, is_written: bool
+) -> None:
+    """So that it is never a day old while its process has not told it yet."""
+    await fleet.jobs.code.write("code", ["job"], NOW - age)
+    assert not await fleet.jobs.code.write("code", ["job"], NOW)
+    record = await fleet.store.get("schedule/default/code/code")
+    assert record is not None
+    assert record.value["at"] == (NOW if is_written else NOW - age)
+
+
+async def test_a_job_that_was_just_added_is_not_taken_for_one_of_the_coordinators(
+    fleet: Fleet,
+) -> None:
+    """Both had the same code before. Until it is published, this process fires the job."""
+    code = fleet.start(a="@daily")
+    await code.publish()
+    leader: Any = SimpleNamespace(incarnation="leader", facts={FACT: code.digest})
+    own = SimpleNamespace(incarnation="me", facts={FACT: code.digest})
+    fleet.incarnation = own.incarnation
+
+    async def list_candidates() -> list[Any]:
+        return [own]
+
+    known: Any = code._known
+    for added, lacking in (("", set()), ("b", {"b"}), ("c", {"b", "c"})):
+        if added:
+            known[added] = known["a"]
+            code.change()
+        for _ in range(2):
+            assert await code.find_lacking(leader, list_candidates) == lacking
+        await code.publish()
+        assert await code.find_lacking(leader, list_candidates) == lacking
+
+
+async def test_a_new_version_makes_room_although_a_known_one_follows(fleet: Fleet) -> None:
+    """A job is added and removed again before old versions are looked for."""
+    await fleet.start(a="@daily").publish()
+    await fleet.jobs.code.write("old", ["job"], NOW - 2 * DAY)
+    code = fleet.start(a="@daily", b="@daily")
+    await code.publish()
+    known: Any = code._known
+    del known["b"]
+    code.change()
+    await code.publish()
+    await code.forget_old()
+    assert "old" not in await fleet.list_code()
+
+
+async def test_the_own_version_is_kept_before_its_session_tells_it(fleet: Fleet) -> None:
+    """However long it takes until old versions are looked for."""
+    code, fleet.clock.veto = fleet.start(a="@daily"), "the time is not known yet"
+    await code.publish()
+    fleet.peers.clear()
+    fleet.clock.veto, fleet.clock.now = "", lambda: NOW + 2 * DAY
+    await fleet.jobs.code.write("old", ["job"], NOW)
+    await code.forget_old()
+    assert await fleet.list_code() == [code.digest]
+
+
+async def test_only_versions_of_live_processes_are_remembered(fleet: Fleet) -> None:
+    """Each job that is added or removed makes a version. Jobs in use are those of all processes."""
+    code = fleet.start(a="@daily")
+    fleet.incarnation = "me"
+    await code.publish()
+    fleet.peers = [SimpleNamespace(incarnation="me", facts={FACT: "outdated"})]
+    assert await code.list_used() == {"a"}
+    for number in range(3):
+        jobs = {f"job{number}", "shared"}
+        await fleet.jobs.code.write(f"code{number}", jobs, NOW)
+        other = SimpleNamespace(incarnation=f"other{number}", facts={FACT: f"code{number}"})
+        fleet.peers[1:] = [other, SimpleNamespace(incarnation="silent", facts={})]
+        for _ in range(2):
+            assert await code.list_used() == {"a", *jobs}
+        assert {*code._others} <= {f"code{number}", ""}

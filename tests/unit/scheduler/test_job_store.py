@@ -11,6 +11,7 @@ from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.contract import Head
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.paging import head_pages
 
 RUN = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
 MOST_HEADS = 100_000
@@ -109,3 +110,28 @@ async def test_a_run_that_goes_on_keeps_its_record_when_all_else_is_removed() ->
 
     assert await jobs.history.prune("job", list_running, keep=0, oldest=1e9) == 0
     assert await jobs.prune("job", keep=0, oldest=1e9) == 1
+
+
+async def test_a_run_that_begins_during_a_removal_keeps_its_record(monkeypatch: Any) -> None:
+    """An old instant may be caught up after the first page was read."""
+    jobs = open_jobs()
+    pages = head_pages
+
+    def read_small_pages(store: Any, prefix: str, **options: Any) -> Any:
+        return pages(store, prefix, **{**options, "size": 2})
+
+    monkeypatch.setattr("jobsync.scheduler.history.head_pages", read_small_pages)
+    for instant in (50, 70, 80, 90):
+        gap = Gap(first=instant, last=instant, count=1, reason="late")
+        await jobs.history.write_gap("job", gap)
+    running: list[ActiveRun] = []
+
+    async def list_running() -> list[ActiveRun]:
+        found = [*running]
+        if not running:
+            running.append(RUN)
+            await jobs.history.create("job", RUN, "w1")
+        return found
+
+    assert await jobs.history.prune("job", list_running, keep=0, oldest=1e9) == 4
+    assert [entry.id for entry in await jobs.history.list_entries("job")] == [RUN.id]

@@ -1,7 +1,7 @@
 """When a removed job is forgotten."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -9,6 +9,8 @@ from chance import FakeClock
 
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState, Statistics
+from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.scheduler.edits import JobEdits
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.removed_jobs import RemovedJobs
@@ -141,3 +143,58 @@ async def test_a_look_forgets_a_hundred_and_the_next_comes_ten_minutes_later() -
         await stage.removed.forget_some()
         assert len(await stage.list_names()) == left
         stage.machine.mono_seconds += seconds
+
+
+@pytest.mark.parametrize("error", [Unavailable("store", "down"), OutcomeUnknown("key")])
+async def test_leaders_are_told_later_if_the_note_fails(
+    monkeypatch: pytest.MonkeyPatch, error: JobsyncError
+) -> None:
+    """Nothing else says that a job is forgotten: its name would stay in the note for good."""
+    stage = Stage()
+    await stage.jobs.edits.note({"job": True})
+    await stage.add("job")
+
+    async def refuse(*_: Any) -> NoReturn:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobEdits, "note", refuse)
+        with pytest.raises(type(error)):
+            await stage.removed.forget_some()
+    assert await stage.list_names() == set()
+    for _ in range(2):
+        stage.machine.mono_seconds += 600.0
+        await stage.removed.forget_some()
+        edits = await stage.jobs.edits.read()
+        assert edits is not None
+        assert (edits.special, edits.revision) == ((), 2)
+
+
+async def test_jobs_that_code_has_keep_no_others_from_being_forgotten() -> None:
+    """However many they are."""
+    stage = Stage()
+    for number in range(105):
+        await stage.add(f"job{number:03}")
+    stage.used = {f"job{number:03}" for number in range(104)}
+    await stage.removed.forget_some()
+    assert await stage.list_names() == stage.used
+
+
+async def test_a_job_that_cannot_be_read_keeps_no_others_from_being_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is reported."""
+    stage, read, reported = Stage(), JobStore.read, list[str]()
+    for name in ("broken", "good"):
+        await stage.add(name)
+
+    async def refuse(jobs: JobStore, name: str) -> Any:
+        if name == "broken":
+            raise Corrupt("key", "damaged")
+        return await read(jobs, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobStore, "read", refuse)
+        patch.setattr(JobStore, "report", lambda _, name, __: reported.append(name))
+        await stage.removed.forget_some()
+    assert (await stage.list_names(), reported) == ({"broken"}, ["broken"])
