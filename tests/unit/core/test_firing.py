@@ -250,6 +250,18 @@ def test_a_run_is_resumed_only_so_often() -> None:
     assert result.state.statistics.failures == 1
 
 
+def test_runs_that_are_given_up_one_after_another_are_all_noted() -> None:
+    """Each stays until the history says so, whoever gives up the next."""
+    runs = tuple(run_of(number, is_manual=True) for number in range(1, 4))
+    state = msgspec.structs.replace(job(NOON + 9 * MINUTE, overlap="allow"), running=runs)
+    for number, run in enumerate(runs, 1):
+        result = step(state, NOON + 9 * MINUTE + 1, is_orphan=lambda each, run=run: each == run)
+        state = result.state
+        assert result.lost == (run,)
+        assert (state.lost, state.running) == (runs[:number], runs[number:])
+        assert state.statistics.failures == number
+
+
 def test_only_the_owner_ends_a_run() -> None:
     """A process that was believed dead comes too late."""
     state, run = start(job(), NOON + MINUTE)

@@ -29,7 +29,9 @@ class FaultyStore(StoreDecorator):
     faults: list[str]
     """Each is "refused", "lost before" or "lost after": whether the write was applied."""
     meanwhile: Callable[[], object] | None = None
-    """Called once, while a job is read."""
+    """Called once, while something is read."""
+    place = "/job/"
+    """What is read then."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -48,7 +50,7 @@ class FaultyStore(StoreDecorator):
         if self.faults and self.faults[0] == "unread":
             del self.faults[0]
             raise Unavailable("the store", "it does not answer", "wait")
-        if self.meanwhile is not None and "/job/" in keys[0]:
+        if self.meanwhile is not None and self.place in keys[0]:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
         return await super().get_many(keys, **options)
@@ -120,6 +122,22 @@ async def test_a_run_whose_caller_waits_no_longer_leaves_the_line(first: str, se
         await task
     await stage.manual_runs.stop(60)
     assert stage.store.faults == []
+    state = await stage.read()
+    assert (state.requests, state.running, stage.started) == ((), (RUNNING,), [])
+
+
+@pytest.mark.parametrize("place", ["/edits/", "/job/"])
+async def test_a_run_whose_caller_is_cancelled_while_it_is_recorded_leaves_the_line(
+    place: str,
+) -> None:
+    """It is in line only after that: what is under way is waited for."""
+    stage = Stage()
+    await stage.define(RUNNING)
+    task = asyncio.create_task(stage.manual_runs.run("job", None))
+    stage.store.place, stage.store.meanwhile = place, task.cancel
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await stage.manual_runs.stop(60)
     state = await stage.read()
     assert (state.requests, state.running, stage.started) == ((), (RUNNING,), [])
 

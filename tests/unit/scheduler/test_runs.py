@@ -81,13 +81,25 @@ class Stage:
             on_attempt=lambda _: None,
             on_bug=lambda error: self.told.append(("bug", repr(error))),
         )
-        clock = SimpleNamespace(now=lambda: 100.0, estimate=lambda: 100.0, latest=100.0)
+        self.clock = SimpleNamespace(
+            now=lambda: self.seconds,
+            estimate=lambda: self.seconds,
+            latest=100.0,
+            refresh=self._compare_clocks,
+        )
+        self.seconds = 100.0
+        self.compared = 0
         executor = ActionExecutor(self._act, components=components, threads=UserThreads())
         options = JobOptions(definition=DEFINITION, action=self._act)
         self.job = KnownJob("job", options, executor)
         build = self._build
+        clock = self.clock
         parts: Any = (self.cache, self.membership, clock, components, listener, build, limit, {})
         self.runs = Runs(*cast("Any", parts))
+
+    async def _compare_clocks(self) -> None:
+        self.compared += 1
+        self.seconds = self.clock.latest
 
     async def _act(self, _: Any, context: JobContext) -> str:
         self.acted.append(context.execution_id)
@@ -99,9 +111,11 @@ class Stage:
         at = datetime.fromtimestamp(run.instant, UTC)
         return JobContext(job_name="job", execution_id=run.id, scheduled_at=at, data=data)
 
-    async def start(self, *runs: ActiveRun) -> "list[asyncio.Task[Any]]":
+    async def start(
+        self, *runs: ActiveRun, definition: JobDefinition = DEFINITION
+    ) -> "list[asyncio.Task[Any]]":
         """Record runs as running, and start them."""
-        state = JobState(definition=DEFINITION, defined_by="", last=100, running=runs)
+        state = JobState(definition=definition, defined_by="", last=100, running=runs)
         await self.jobs.create_many({"job": state})
         stored = await self.cache.read("job")
         assert stored is not None
@@ -299,3 +313,55 @@ async def test_a_run_is_released_by_the_session_that_has_it(
     owner = "" if is_released else current.owner
     after = msgspec.structs.replace(current, owner=owner)
     assert (await stage.read()).running == (beside, after)
+    # Its session may go on, and tells nobody that the run is free.
+    edits = await stage.jobs.edits.read()
+    assert edits is not None
+    assert (edits.list_since(0), edits.special) == (["job"], ())
+
+
+async def test_a_run_that_is_resumed_in_the_next_session_is_known_until_it_ends() -> None:
+    """The end of the cancelled one is not that of the other: an orphan would run twice."""
+    stage = Stage()
+    stage.go_on = asyncio.Event()
+    (first,) = await stage.start(RUN)
+    await until(lambda: stage.acted, "it acts", interval=0)
+    stage.membership.incarnation = "me.2"
+    resumed = msgspec.structs.replace(RUN, owner="me.2", resumed=1)
+    await stage.jobs.change(
+        "job", lambda state: state and msgspec.structs.replace(state, running=(resumed,))
+    )
+    stored = await stage.cache.read("job")
+    assert stored is not None
+    stage.runs.cancel_lost()
+    second = stage.runs.start(stage.job, stored, resumed)
+    await asyncio.wait([first])
+    await asyncio.sleep(0)
+    assert (stage.runs.has(RUN.id), len(stage.runs), stage.runs.room) == (True, 1, 4)
+    stage.runs.cancel_lost()
+    stage.go_on.set()
+    assert await second is not None
+    await asyncio.sleep(0)
+    assert (stage.runs.has(RUN.id), len(stage.runs)) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("now", "latest", "compared", "skipped"),
+    [
+        (110.0, 115.0, 0, 0),
+        # Only a comparison tells whether an instant has come.
+        (119.0, 121.0, 1, 1),
+        (125.0, 181.0, 1, 2),
+        (125.0, 130.0, 0, 1),
+    ],
+)
+async def test_what_was_due_during_a_run_is_found_by_the_compared_clocks(
+    now: float, latest: float, compared: int, skipped: int
+) -> None:
+    """A process that fires nothing has not compared them for long."""
+    stage = Stage()
+    stage.seconds, stage.clock.latest = now, latest
+    (task,) = await stage.start(RUN, definition=JobDefinition(schedule="@every 60s"))
+    assert await task is not None
+    state = await stage.read()
+    assert (stage.compared, state.statistics.skipped, state.running) == (compared, skipped, ())
+    assert state.last == 100 if not skipped else state.last == 60 + 60 * skipped
