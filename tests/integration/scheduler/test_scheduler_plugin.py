@@ -580,6 +580,28 @@ async def test_an_offered_job_that_was_removed_is_added_again_by_the_next_start(
         assert [job.name for job in await scheduler.list_jobs()] == ["offered"]
 
 
+async def test_an_offered_job_that_was_refused_is_adopted_once_it_is_right() -> None:
+    """It is offered whenever its plugin starts."""
+    scheduler = SchedulerPlugin(**QUICK)
+    for _ in range(2):
+        with pytest.raises(Invalid):
+            await scheduler.adopt_jobs({"offered": {"schedule": "sometimes", "action": idle}})
+    for _ in range(2):
+        await scheduler.adopt_jobs({"offered": {"schedule": NEVER, "action": idle}})
+    async with Database("memory://", plugins=[scheduler]):
+        assert [job.name for job in await scheduler.list_jobs()] == ["offered"]
+
+
+async def test_a_stopped_scheduler_watches_no_process() -> None:
+    """Other plugins go on with the session."""
+    scheduler = SchedulerPlugin(**QUICK)
+    async with Database("memory://", plugins=[scheduler]):
+        membership, purpose = scheduler._get_membership(), "schedule schedule/default/"
+        membership.watch(purpose, ["other.1"])
+        await scheduler.stop()
+        assert membership.watched(purpose) == frozenset()
+
+
 async def test_a_job_that_could_not_be_added_is_not_there_and_can_be_added_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
