@@ -397,6 +397,34 @@ async def test_errors_are_reported_one_by_one_up_to_ten(db: Database) -> None:
     assert await sessions.count() == 15
 
 
+async def test_a_sweep_that_is_cancelled_tells_how_many_records_have_failed(
+    locate: Locate,
+) -> None:
+    """Those that were not reported one by one are reported together all the same."""
+    asked, errors = asyncio.Event(), list[Event]()
+
+    async def fail_or_wait(record: Any, _: Resource) -> bool:
+        if record.id == "r12":
+            asked.set()
+            await asyncio.Event().wait()
+        raise ValueError("no")
+
+    rule = {"on_expire": "callback", "callback": fail_or_wait}
+    ttl = TTLPlugin(resources={"sessions": rule}, batch_size=6, cleanup_interval=3600, **FAST)
+    async with Database(locate("memory"), plugins=[ttl]) as database:
+        await wait_for_first_sweep(ttl)
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(*range(-20, -5)))
+        ttl.on("plg:ttl:cleanup-error", errors.append)
+        sweep = asyncio.create_task(ttl.run_cleanup())
+        await asked.wait()
+        sweep.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sweep
+        assert [event["record_id"] for event in errors[:10]] == [f"r{n}" for n in range(10)]
+        assert [event["error"] for event in errors[10:]] == ["2 more records failed"]
+
+
 @pytest.mark.parametrize("action", ["stop", "disconnect"])
 async def test_a_callback_may_stop_its_own_plugin(url: str, action: str) -> None:
     """It does not wait for itself."""

@@ -32,6 +32,7 @@ from jobsync.core.job_state import (
     JobState,
     RunRequest,
     RunStatus,
+    Statistics,
     find_schedule,
 )
 
@@ -808,3 +809,26 @@ def test_a_change_back_to_what_the_code_says_is_no_change() -> None:
     resumed = resume(disabled, NOON)
     assert resumed is not None
     assert resumed.edits == {"timeout": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_open", "is_special"),
+    [
+        ({}, False, False),
+        ({"last": NOON + MINUTE, "statistics": Statistics(runs=1)}, False, False),
+        ({"running": (run_of(1),)}, True, False),
+        ({"queued": (NOON,)}, True, False),
+        ({"gaps": (Gap(first=NOON, last=NOON, count=1, reason="late"),)}, True, False),
+        ({"lost": (run_of(1),)}, True, False),
+        ({"requests": (RunRequest(id="wish", at=NOON),)}, True, True),
+        ({"pause": JobPause(at=NOON)}, False, True),
+        ({"edits": {"retries": 1}}, False, True),
+        ({"is_removed": True}, False, True),
+    ],
+)
+def test_a_state_is_open_or_special_by_each_of_its_parts(
+    fields: dict[str, Any], is_open: bool, is_special: bool
+) -> None:
+    """By the one a successor knows what is left to do, by the other what operators have changed."""
+    state = msgspec.structs.replace(job(), **fields)
+    assert (state.is_open, state.is_special) == (is_open, is_special)
