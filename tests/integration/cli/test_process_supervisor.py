@@ -3,6 +3,7 @@
 What happens when one of them is killed is in `processes/test_supervisor.py`.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -153,3 +154,14 @@ def test_a_stop_starts_nothing_that_waits_for_its_start(
     assert supervisor._is_busy()
     supervisor._stop(signal.SIGTERM)
     assert not supervisor._is_busy()
+
+
+@pytest.mark.parametrize("codes", list(itertools.permutations([0, 6, 3, -signal.SIGKILL])))
+def test_the_worst_exit_code_stays_whichever_process_ends_last(codes: tuple[int, ...]) -> None:
+    """One that a signal has ended counts as shells count it; our own signal is no failure."""
+    supervisor = ProcessSupervisor(lambda *_: [], 1, LONG, Components.system())
+    supervisor._stop(signal.SIGTERM)
+    (child,) = supervisor._children
+    for code in (*codes, -signal.SIGTERM, -signal.SIGINT):
+        supervisor._on_end(child, code, True)
+    assert supervisor._worst == 128 + signal.SIGKILL

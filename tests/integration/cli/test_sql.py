@@ -35,11 +35,12 @@ def test_a_statement_shows_its_rows(url: str) -> None:
         run = jobsync("sql", url, "-c", "SELECT name, status, NULL AS x FROM sync_node ORDER BY 1")
         assert run.returncode == 0, run.stderr
         assert run.stdout == "name\tstatus\tx\na\tACTIVE\t\nb\tACTIVE\t\n"
-        query = "SELECT token_id AS n, token_id AS n FROM sync_token ORDER BY 1 LIMIT 1"
+        columns = "token_id AS n, token_id AS n, 7 AS n_2, token_id AS n"
+        query = f"SELECT {columns} FROM sync_token ORDER BY 1 LIMIT 1"
         beats = "SELECT last_heartbeat FROM sync_node"
         run = jobsync("sql", url, "--json", "-c", query, "-c", beats)
         first, second = run.stdout.splitlines()
-        assert json.loads(first) == [{"n": 0, "n_2": 0}]
+        assert json.loads(first) == [{"n": 0, "n_2": 0, "n_2_2": 7, "n_3": 0}]
         assert len(json.loads(second)) == 2
         job.register_task_lock("t", "gone")
         run = jobsync("sql", url, "-c", "DELETE FROM sync_lock")

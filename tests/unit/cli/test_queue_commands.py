@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from jobsync.cli.messages import enqueue, messages
 from jobsync.cli.queues import queues
 from jobsync.core.messages import LIVE
 from jobsync.errors import Invalid
+from jobsync.queue.backend import MessageInfo
 from jobsync.queue.enqueue import enqueue_messages
 
 NAME = "default/emails"
@@ -213,3 +215,49 @@ def test_a_claimed_message_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "run_on_queue", run)
     done = CliRunner().invoke(messages, ["delete", "id1", "--queue", "emails", "--yes"])
     assert "run: jobsync messages cancel id1" in str(done.exception).replace("Run:", "run:")
+
+
+@pytest.mark.parametrize("limit", [1, 3, 9])
+@pytest.mark.parametrize("states", [("ready", "waiting"), ("waiting", "ready")])
+def test_messages_of_several_states_are_shown_oldest_first(
+    monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], limit: int
+) -> None:
+    """The limit leaves out the newest of all; messages of one state stay as the store has them."""
+    pushed = {"ready": {"a": 5.0, "b": 2.0}, "waiting": {"c": 1.0, "d": 7.0}}
+
+    async def browse(state: str, **_: Any) -> list[MessageInfo]:
+        return [
+            MessageInfo(
+                queue=NAME,
+                id=name,
+                state=cast("Any", state),
+                value={},
+                attempts=0,
+                deliveries=0,
+                max_attempts=4,
+                errors=(),
+                session="",
+                is_suspect=False,
+                enqueued=at,
+                due=None,
+                claimed=None,
+                finished=None,
+                seen=9.0,
+                cursor=name,
+            )
+            for name, at in pushed[state].items()
+        ]
+
+    backend = SimpleNamespace(browse=browse)
+    monkeypatch.setattr(
+        queues_module, "run_on_queue", lambda _, __, work: (NAME, asyncio.run(work(backend)))
+    )
+
+    def show(*chosen: str) -> list[str]:
+        words = [word for state in chosen for word in ("--state", state)]
+        words = ["browse", "emails", *words, "--limit", str(limit), "--json"]
+        done = CliRunner().invoke(queues, words, catch_exceptions=False)
+        return [row["id"] for row in json.loads(done.stdout)]
+
+    assert show(*states) == ["c", "b", "a", "d"][:limit]
+    assert show("ready") == ["a", "b"][:limit]

@@ -7,8 +7,11 @@ import pytest
 
 from jobsync import Invalid
 from jobsync.core.messages import (
+    CANCELLED,
     FINISHED,
     LIVE,
+    LONGEST_ERROR,
+    REVOKED,
     TRANSITIONS,
     Cancel,
     Completed,
@@ -20,7 +23,9 @@ from jobsync.core.messages import (
     Transition,
     decide,
     decide_lapse,
+    explain_cancel,
     has_spent,
+    shorten_error,
 )
 from jobsync.core.retry import Retries
 
@@ -103,3 +108,38 @@ def test_a_snooze_is_a_plain_number(seconds: float) -> None:
     """Whatever the type that the handler used."""
     assert type(Snooze(seconds).seconds) is float
     assert Snooze(seconds).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "stored"),
+    [
+        ("ValueError: no", "ValueError: no"),
+        ("x" * LONGEST_ERROR, "x" * LONGEST_ERROR),
+        ("x" * (LONGEST_ERROR + 1), "x" * LONGEST_ERROR),
+        # PostgreSQL holds no NUL, and no store half of a character.
+        ("a\0b\0", "a\\0b\\0"),
+        ("a\ud800b", "a?b"),
+        ("\U0001f600\udc00", "\U0001f600?"),
+    ],
+)
+def test_an_error_is_stored_as_text_that_every_store_can_hold(error: str, stored: str) -> None:
+    """Whatever a handler raises."""
+    assert shorten_error(error) == stored
+    assert shorten_error(error).encode().decode() == stored
+
+
+@pytest.mark.parametrize(
+    ("last_error", "reason"),
+    [
+        ("", CANCELLED),
+        # Of an earlier attempt.
+        ("ValueError: no\n  File x", CANCELLED),
+        (REVOKED, REVOKED),
+        (f"{REVOKED}, said ValueError", CANCELLED),
+        (f"{CANCELLED}: out of stock", f"{CANCELLED}: out of stock"),
+        (f"{CANCELLED}: out of stock\nuntil May", f"{CANCELLED}: out of stock"),
+    ],
+)
+def test_a_message_was_cancelled_for_its_reason_alone(last_error: str, reason: str) -> None:
+    """Without one, its last error tells nothing of it."""
+    assert explain_cancel(last_error) == reason

@@ -32,6 +32,8 @@ class FaultyStore(StoreDecorator):
     """Called once, while something is read."""
     place = "/job/"
     """What is read then."""
+    gate: asyncio.Event | None = None
+    """Holds up that read."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -53,6 +55,8 @@ class FaultyStore(StoreDecorator):
         if self.meanwhile is not None and self.place in keys[0]:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
+            if self.gate is not None:
+                await self.gate.wait()
         return await super().get_many(keys, **options)
 
 
@@ -135,8 +139,12 @@ async def test_a_run_whose_caller_is_cancelled_while_it_is_recorded_leaves_the_l
     await stage.define(RUNNING)
     task = asyncio.create_task(stage.manual_runs.run("job", None))
     stage.store.place, stage.store.meanwhile = place, task.cancel
+    stage.store.gate = asyncio.Event()
     with pytest.raises(asyncio.CancelledError):
         await task
+    for _ in range(20):
+        await asyncio.sleep(0)
+    stage.store.gate.set()
     await stage.manual_runs.stop(60)
     state = await stage.read()
     assert (state.requests, state.running, stage.started) == ((), (RUNNING,), [])

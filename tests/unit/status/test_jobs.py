@@ -120,6 +120,11 @@ async def test_a_task_moves_as_its_token_does_unless_it_has_left_it(names: str) 
         assert share.tokens == len(plan.seen_by(f"{name}.1").tokens)
         assert share.pinned == len(plan.seen_by(f"{name}.1").own)
         assert share.incoming == sum(target == name for target in moving.values())
+        assert share.outgoing == sum(
+            sum(move.counts)
+            for move in plan.assignment.moves
+            if move.giver and plan.assignment.nodes[move.giver - 1].name == name
+        )
     assert sum(share.outgoing for share in shares.values()) == len(moving)
     apart = {exempt.task: exempt for exempt in plan.exceptions.tasks}
     nodes = [node(name) for name in "abc"]

@@ -62,10 +62,13 @@ async def test_a_worker_that_stops_is_not_dead(monkeypatch: pytest.MonkeyPatch) 
     ("changes", "age", "state", "expected", "candidates"),
     [
         ({}, 14.0, "live", "led", 1),
+        ({}, 15.0, "live", "led", 1),
         ({}, 16.0, "silent", "silent", 0),
         # A store without a clock does not tell.
         ({}, None, "live", "led", 1),
         ({"state": "dead"}, 1.0, "dead", "vacant", 0),
+        # It is no candidate any more, and holds the role.
+        ({"works": []}, 14.0, "live", "led", 0),
     ],
 )
 async def test_a_role_is_led_while_its_leader_sends_heartbeats(

@@ -1,5 +1,6 @@
 """Why a message is waiting."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -392,3 +393,70 @@ def test_a_limit_that_holds_a_message_back_is_named(
     reason = explain(msgspec.structs.replace(message, queue=queue))
     assert (reason.code == "limited") == (expected is not None)
     assert (expected or "a worker claims it at its next poll") in reason.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_named"),
+    [
+        ({}, True),
+        ({"is_paused": True}, False),
+        ({"state": "silent"}, False),
+        ({"state": "dead"}, False),
+        ({"concurrency": None}, False),
+    ],
+)
+def test_only_limits_of_workers_that_claim_are_named(
+    changes: dict[str, Any], is_named: bool
+) -> None:
+    """Another version of the code may have had one that holds no longer."""
+    limits = {"": ReportedLimit(rate=5.0), "send": ReportedLimit(max_concurrency=1)}
+    queue = status(worker(limits=limits, **changes), worker(limits={})).queue
+    queue = msgspec.structs.replace(queue, counts={"claimed": 1})
+    named = ["rate_limit=5/second of queue default/tasks", "max_concurrency=1 of task send"]
+    assert queue.find_limits("send") == (named if is_named else [])
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (1.0, "1/second"),
+        (2.0, "2/second"),
+        (2.5, "150/minute"),
+        (1 / 60, "1/minute"),
+        (7 / 60, "7/minute"),
+        (1 / 3600, "1/hour"),
+        (1 / 86_400, "1/day"),
+        (5 / 86_400, "5/day"),
+        (1e-6, "1e-06/second"),
+    ],
+)
+def test_a_rate_is_shown_in_the_unit_in_which_it_is_whole(rate: float, shown: str) -> None:
+    """As people write it."""
+    queue = status(worker(limits={"": ReportedLimit(rate=rate)})).queue
+    assert queue.find_limits("") == [f"rate_limit={shown} of queue default/tasks"]
+
+
+@pytest.mark.parametrize("state", ["ready", "waiting", "claimed", "completed", "dead"])
+@pytest.mark.parametrize("session", ["w.1", "w.0", ""])
+async def test_only_a_claimed_message_has_a_holder(state: Any, session: str) -> None:
+    """One that waits or has ended names the session of its last claim, which does other work."""
+    message = status(state=state, session=session).message
+
+    async def find(ids: list[str]) -> list[MessageInfo]:
+        return [message] if ids == [message.id] else []
+
+    reported = SessionStatus(
+        worker_id="w",
+        incarnation="w.1",
+        state="live",
+        heard=2.0,
+        timeout=15.0,
+        works=(),
+        leads=(),
+        facts=build_worker_facts("default/tasks", WorkerStatus(concurrency=1)),
+    )
+    queues = QueuesStatus(cast("Any", SimpleNamespace(find=find)), {}, [reported])
+    found = await queues.message("m")
+    assert found is not None
+    assert (found.holder is not None) is (state == "claimed" and session == "w.1")
+    assert await queues.message("other") is None
