@@ -2,10 +2,12 @@
 
 import msgspec
 import pytest
+from chance import FakeClock
 
 from jobsync.cli.requested_run import RequestedRun
 from jobsync.components import Components
-from jobsync.core.firing import build_requested_run
+from jobsync.core.firing import build_requested_run, withdraw
+from jobsync.core.job_changes import add_request
 from jobsync.core.job_state import (
     JobDefinition,
     JobState,
@@ -107,6 +109,46 @@ async def test_a_run_that_ends_before_the_first_look_was_waited_for(
     assert entry is not None
     assert entry.status == "success"
     assert capsys.readouterr().err == "job: waiting for a process to start it\n"
+
+
+@pytest.mark.parametrize("timeout", [0.05, 0.1, 0.25, 5.0])
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_run_that_ends_at_the_last_moment_is_seen(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, has_ended: bool
+) -> None:
+    """The last look comes after the timeout, and the waits before it end with that."""
+    clock, waits = FakeClock(), list[float]()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    store = MemoryStore(components=components)
+    jobs, began = await open_job(Statistics(), store), clock.mono_seconds
+    await jobs._jobs.code.write("0" * 24, ["job"], 0.0)
+    status = await (await read_schedules_status(store, components)).job("job", "default")
+    status = msgspec.structs.replace(status, workers=("w.1",))
+    run = build_requested_run(REQUEST, "w.1", 101.0)
+
+    async def ask(name: str) -> RunRequest:
+        await jobs._change(name, lambda state: add_request(state, REQUEST))
+        return REQUEST
+
+    async def wait(_: str, seconds: float) -> None:
+        waits.append(seconds)
+        # Time goes on, however short a wait is.
+        clock.mono_seconds += max(seconds, 1e-6)
+        if has_ended and clock.mono_seconds - began >= timeout - 1e-6:
+            await jobs._jobs.history.create_entry("job", run, build_entry(run, "success"))
+            await jobs._change("job", lambda state: withdraw(state, REQUEST.id))
+
+    async def examine(*_: object) -> None:
+        """Find nothing wrong with the fleet."""
+
+    requested = RequestedRun("job")
+    monkeypatch.setattr(jobs, "request_run", ask)
+    monkeypatch.setattr(store, "wait", wait)
+    monkeypatch.setattr(requested, "_examine_fleet", examine)
+    entry = await requested.follow(store, components, status, jobs, timeout)
+    assert (None if entry is None else entry.status) == ("success" if has_ended else None)
+    assert sum(waits) == pytest.approx(timeout)
+    assert min(waits) > 0
 
 
 async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:
