@@ -256,7 +256,7 @@ def test_runs_that_are_given_up_one_after_another_are_all_noted() -> None:
     runs = tuple(run_of(number, is_manual=True) for number in range(1, 4))
     state = msgspec.structs.replace(job(NOON + 9 * MINUTE, overlap="allow"), running=runs)
     for number, run in enumerate(runs, 1):
-        result = step(state, NOON + 9 * MINUTE + 1, is_orphan=lambda each, run=run: each == run)
+        result = step(state, NOON + 9 * MINUTE + 1, is_orphan=run.__eq__)
         state = result.state
         assert result.lost == (run,)
         assert (state.lost, state.running) == (runs[:number], runs[number:])

@@ -39,8 +39,9 @@ class Stage:
         clock = SimpleNamespace(now=lambda: NOW, veto="", is_off=False, refresh=self._refresh)
         owners = SimpleNamespace(watch=lambda *_: None, find_ended=self._find_ended)
         runs = SimpleNamespace(names=[], room=5)
-        parts: Any = (self.cache, runs, self.known, membership, clock, components, owners)
-        self.loop = FiringLoop(*cast("Any", parts), lambda _: None, self._refresh)
+        hooks = (lambda _: None, self._refresh)
+        parts: Any = (self.cache, runs, self.known, membership, clock, components, owners, *hooks)
+        self.loop = FiringLoop(*cast("Any", parts))
 
     async def _refresh(self, *_: Any) -> None:
         return

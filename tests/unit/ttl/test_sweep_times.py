@@ -26,7 +26,8 @@ class TimedPlugin(TTLPlugin):
 
     @property
     def database(self) -> Database:
-        return cast("Any", SimpleNamespace(components=SimpleNamespace(clock=self.machine)))
+        components = SimpleNamespace(clock=self.machine)
+        return cast("Database", SimpleNamespace(components=components))
 
     async def _sweep(self, names: Sequence[str]) -> Any:
         assert names == ["sessions"]
