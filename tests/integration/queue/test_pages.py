@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -19,6 +19,7 @@ from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.pages.page import PageMark, name_page
 from jobsync.queue.pages.page_reader import ListedPage
+from jobsync.queue.single_message import ProgressReport
 from jobsync.stores.contract import Change, Head, Outcome, Put, Record, Unknown
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.settling import SettlingStore
@@ -990,3 +991,261 @@ async def test_a_record_of_a_queue_that_cannot_be_read_stops_claims_and_no_worke
     assert await backend.resume() is True
     assert len(await claim(backend, 2)) == 2
     await store.close()
+
+
+async def read_bell(location: PagesQueues) -> int:
+    """Return how often the bell of the queue was rung."""
+    record = await (await location.location.open()).get("bell/queues")
+    return 0 if record is None else record.value["mails"]
+
+
+async def finish(backend: PagesBackend, move: Transition = "bury") -> None:
+    """Claim and settle all messages of a queue."""
+    await settle_all(backend, await claim(backend), move, error="no")
+
+
+async def lapse(backend: PagesBackend, location: PagesQueues) -> None:
+    """Lose a claim, and end it."""
+    assert len(await claim(backend)) == 1
+    location.advance(31)
+    assert len(await backend.end_claims()) == 1
+
+
+async def redrive_halfway(backend: PagesBackend) -> None:
+    """Redrive dead letters, of which some cannot be moved."""
+
+    async def fail(*_: object) -> int:
+        raise OutcomeUnknown("the store", "1 message was queued again before")
+
+    backend._moves.redrive = fail  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await backend.redrive()
+
+
+Act: TypeAlias = Callable[[PagesBackend, PagesQueues], Awaitable[Any]]
+ANNOUNCED: dict[str, tuple[Act | None, Act]] = {
+    "a push": (None, lambda one, _: one.push(new_messages(2))),
+    "a push with a delay": (None, lambda one, _: one.push(new_messages(2, delay=5.0))),
+    "a push with a key": (None, lambda one, _: one.push(new_messages(2, key="l"))),
+    "a push that replaces": (
+        lambda other, _: other.push(new_messages(2, key="k")),
+        lambda one, _: one.push(new_messages(3, key="k", replace=True)),
+    ),
+    "a retry": (None, lambda one, _: finish(one, "retry")),
+    "the end of a session": (
+        lambda other, _: claim(other, session=OTHER),
+        lambda one, _: one.end_claims({OTHER}),
+    ),
+    "a lapse": (None, lapse),
+    "a redrive": (lambda other, _: finish(other), lambda one, _: one.redrive()),
+    "a redrive that fails halfway": (
+        lambda other, _: finish(other),
+        lambda one, _: redrive_halfway(one),
+    ),
+    "the end of a delay": (
+        lambda other, _: other.push(new_messages(2, delay=500.0)),
+        lambda one, _: one.run_now("id-2"),
+    ),
+    "the end of a pause": (lambda other, _: other.pause(), lambda one, _: one.resume()),
+}
+
+
+@pytest.mark.parametrize(("before", "act"), ANNOUNCED.values(), ids=ANNOUNCED)
+async def test_what_can_be_claimed_again_is_announced_to_other_processes(
+    location: PagesQueues, before: Act | None, act: Act
+) -> None:
+    """By a ring of the process that has brought it about."""
+    _, other = await open_counting(location)
+    await other.push(new_messages(1))
+    if before is not None:
+        await before(other, location)
+    _, one = await open_counting(location)
+    rung = await read_bell(location)
+    await act(one, location)
+    assert await read_bell(location) == rung + 1
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_claims_that_ended_are_reported_although_another_page_failed(
+    location: PagesQueues, *, is_dead: bool
+) -> None:
+    """By the next call, each of them once."""
+    counting, one = await open_counting(location)
+    _, other = await open_counting(location)
+    for number in range(3):
+        await other.push(new_messages(number))
+    session = OTHER if is_dead else ME
+    assert len(await claim(other if is_dead else one, session=session)) == 3
+    if not is_dead:
+        location.advance(31)
+    dead = {OTHER} if is_dead else ()
+    counting.crash_at = counting.requests["PUT"] + 1
+    with pytest.raises(Unavailable):
+        await one.end_claims(dead)
+    counting.crash_at = None
+    ended = await one.end_claims(dead)
+    assert sorted(each.id for each in ended) == ["id-0", "id-1", "id-2"]
+    assert await one.end_claims(dead) == []
+
+
+@pytest.mark.parametrize("beside", ["a delay", "a suspect", "something ready", "nothing"])
+async def test_all_claims_of_a_dead_session_are_ended_whatever_is_beside_them(
+    location: PagesQueues, beside: str
+) -> None:
+    """By a process that has seen none of the pages."""
+    _, producer = await open_counting(location)
+    await producer.push(new_messages(1, 2))
+    first = await claim(producer, 1 if beside == "something ready" else 2, session=OTHER)
+    if beside == "a delay":
+        assert all(await settle_all(producer, first[1:], "retry", delay=50, error="no"))
+    elif beside == "a suspect":
+        assert len(await producer.end_claims({OTHER})) == 2
+        assert len(await claim(producer, 1, session=OTHER, suspects=True)) == 1
+    elif beside == "nothing":
+        assert all(await settle_all(producer, first[1:]))
+    _, one = await open_counting(location)
+    assert [each.id for each in await one.end_claims({OTHER})] == ["id-1"]
+
+
+async def test_a_claim_of_whole_pages_splits_only_its_first_and_has_no_more_than_it_may(
+    location: PagesQueues,
+) -> None:
+    """One after the other at first, several at once when their size is known."""
+    _, producer = await open_counting(location)
+    _, worker = await open_counting(location)
+    for page in range(10):
+        await producer.push(new_messages(*(f"{page}-{number}" for number in range(3))))
+    sizes = [len(await claim(worker, 7, at_most=8)) for _ in range(3)]
+    assert sizes == [6, 6, 6]
+    assert len(await claim(worker, 2, at_most=2)) == 2
+    assert len(await claim(worker, 7)) == 7
+    assert len(await claim(worker, 7, at_most=8)) == 3
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_suspects_of_a_paused_queue_are_not_announced(
+    location: PagesQueues, *, is_paused: bool
+) -> None:
+    """A worker that looked for them at once would find none, again and again."""
+    _, producer = await open_counting(location)
+    await producer.push(new_messages(1))
+    await claim(producer, session=OTHER)
+    await producer.end_claims({OTHER})
+    if is_paused:
+        await producer.pause()
+    _, worker = await open_counting(location)
+    claimed = await worker.claim(1, session=ME, visibility=30)
+    assert (claimed.messages, claimed.suspects) == ([], not is_paused)
+
+
+async def test_what_lapsed_beside_a_claim_is_among_the_dead_letters_at_once(
+    location: PagesQueues,
+) -> None:
+    """Whoever writes the page finishes the move that its write has begun."""
+    _, killed = await open_counting(location)
+    await killed.push(new_messages(1, 2, max_attempts=1))
+    await claim(killed, 1, session=OTHER)
+    await killed.end_claims({OTHER})
+    assert ids(await claim(killed, 1, session=OTHER, suspects=True)) == ["id-1"]
+    _, one = await open_counting(location)
+    await one.claim(0, session=ME, visibility=30)
+    await one._pages.read(dict.fromkeys(one._finder._known))
+    location.advance(31)
+    assert ids(await claim(one)) == ["id-2"]
+    (dead,) = await read_pages(location, DEAD)
+    assert [each["id"] for each in dead.value["messages"]] == ["id-1"]
+    (source,) = await read_pages(location)
+    assert [each.get("state") for each in source.value["messages"]] == ["moved", "claimed"]
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+async def test_settlements_that_were_made_in_part_are_in_doubt(
+    location: PagesQueues, accepted: int
+) -> None:
+    """`Unavailable` would mean that none was made; all of them may be repeated."""
+    counting, worker = await open_counting(location)
+    for number in range(2):
+        await worker.push(new_messages(number))
+    messages = await claim(worker)
+    counting.crash_at = counting.requests["PUT"] + accepted
+    if accepted < 2:
+        with pytest.raises(OutcomeUnknown if accepted else Unavailable):
+            await settle_all(worker, messages)
+    counting.crash_at = None
+    assert await settle_all(worker, messages) == [True, True]
+
+
+async def test_progress_waits_for_a_renewal_that_succeeds(location: PagesQueues) -> None:
+    """What was reported while one was under way is stored with the next."""
+    counting, worker = await open_counting(location)
+    await worker.push(new_messages(1))
+    (message,) = await claim(worker)
+
+    async def report(progress: float) -> None:
+        await worker.report_progress([ProgressReport(message.receipt, progress, "")])
+
+    async def find() -> float | None:
+        info = await worker.get("id-1")
+        assert info is not None
+        return info.progress
+
+    await report(0.1)
+    counting.crash_at = counting.requests["PUT"]
+    with pytest.raises(Unavailable):
+        await worker.extend([message.receipt], 30)
+    counting.crash_at = None
+    write = counting.write
+
+    async def report_meanwhile(changes: Sequence[Change]) -> list[Outcome]:
+        await report(0.2)
+        return await write(changes)
+
+    counting.write = report_meanwhile  # type: ignore[method-assign]
+    assert await worker.extend([message.receipt], 30) == [True]
+    counting.write = write  # type: ignore[method-assign]
+    assert await find() == 0.1
+    assert await worker.extend([message.receipt], 30) == [True]
+    assert await find() == 0.2
+
+
+async def test_a_message_is_shown_as_it_is_where_it_has_moved_to(location: PagesQueues) -> None:
+    """Also while the page that it leaves does not know that it has arrived."""
+    counting, dying = await open_counting(location)
+    await dying.push(new_messages(1))
+    await settle_all(dying, await claim(dying), "bury", error="no")
+    (dead,) = await dying.browse("dead")
+    assert dead.session == ME
+    counting.crash_at = counting.requests["PUT"] + 2
+    assert await dying.redrive() == 1
+    _, worker = await open_counting(location)
+    (waiting,) = await worker.browse("waiting")
+    assert (waiting.session, waiting.due) == ("", waiting.enqueued)
+    assert ids(await claim(worker)) == ["id-1"]
+    assert await worker.count() == {"claimed": 1}
+
+
+async def test_a_cancelled_message_is_with_the_finished_ones_at_once(
+    location: PagesQueues,
+) -> None:
+    """No other process has to finish its move."""
+    _, backend = await open_counting(location)
+    await backend.push(new_messages(1, 2))
+    assert await backend.cancel("id-1") is not None
+    (kept,) = await read_pages(location, DEAD)
+    assert [each["id"] for each in kept.value["messages"]] == ["id-1"]
+
+
+async def test_what_is_completed_and_what_is_dead_is_removed_each_in_its_time(
+    location: PagesQueues,
+) -> None:
+    """A search for one does not put off that for the other."""
+    counting, backend = await open_counting(location)
+    await backend.push(new_messages(1))
+    await finish(backend, "complete")
+    await backend.push(new_messages(2))
+    await finish(backend)
+    location.clock.ahead += 4_000
+    await counting.write([Put("session/somebody", {})])
+    assert await backend.forget("completed", older_than=60) == 1
+    assert await backend.forget("dead", older_than=60) == 1
+    assert await backend.forget("dead", older_than=60) == 0

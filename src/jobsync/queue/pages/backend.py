@@ -10,7 +10,7 @@ takes pages of its own. Finished messages are remembered for at least an hour.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
@@ -293,14 +293,13 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
             else:
                 await self._claimer.refresh()
                 places = self._finder.list_lapsed()
-            answers = await gather_all([self._end_claims(place, dead, keep) for place in places])
+            await gather_all([self._end_claims(place, dead, keep) for place in places])
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        return await self._report_ended(answers)
+        return await self._report_ended()
 
-    async def _report_ended(self, answers: Iterable[list[EndedClaim]]) -> list[EndedClaim]:
+    async def _report_ended(self) -> list[EndedClaim]:
         ended, self._pages.ended = self._pages.ended, []
-        ended += [each for found in answers for each in found]
         if ended:
             await self._bell.ring()
         return ended
@@ -309,12 +308,12 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         """End the claims of other processes that have lapsed while this one watched."""
         try:
             places = self._finder.list_lapsed()
-            answers = await gather_all(
+            await gather_all(
                 [self._end_claims(place, (), (), includes_own=False) for place in places]
             )
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        return await self._report_ended(answers)
+        return await self._report_ended()
 
     async def _find_claims(self, sessions: Collection[str]) -> list[str]:
         """Return all pages with claims of these sessions; each that is not in hand is read."""
@@ -336,7 +335,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
         keep: Collection[str],
         *,
         includes_own: bool = True,
-    ) -> list[EndedClaim]:
+    ) -> None:
         targets = self._pages.build_targets(place)
 
         def change(page: QueuePage) -> tuple[QueuePage, list[EndedClaim]]:
@@ -347,8 +346,9 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
             return changes.end_claims(page, is_over, self._clock.wall().seconds, targets)
 
         ended = await self._pages.apply(place, change) or []
+        # Reported by the next call if another page fails.
+        self._pages.ended += ended
         await self._moves.follow_up(place)
-        return ended
 
     async def list_holders(self) -> list[str]:
         """Return the sessions that hold claims, as far as this process has seen. No request."""
