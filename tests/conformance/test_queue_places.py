@@ -589,6 +589,21 @@ async def test_a_replaced_message_has_all_its_attempts(backend: QueueBackend) ->
     assert (message.value["n"], message.attempt, message.max_attempts) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_the_time_of_a_key_counts_from_its_push_whatever_the_delay(
+    location: QueueLocation, backend: QueueBackend, *, replaces: bool
+) -> None:
+    """Of the first push, and of one that replaces it."""
+    if replaces:
+        assert await backend.push([new(1, key="k", key_ttl=5000, delay=60)]) == {}
+    pushed = new(2, key="k", key_ttl=500, delay=400, replace=replaces)
+    assert await backend.push([pushed]) == ({"id-2": "id-1"} if replaces else {})
+    location.advance(450)
+    assert await backend.push([new(3, key="k")]) != {}
+    location.advance(100)
+    assert await backend.push([new(4, key="k")]) == {}
+
+
 async def test_a_replaced_message_of_a_group_stays_in_its_place(backend: QueueBackend) -> None:
     """A blocked one stays blocked."""
     await push(backend, 1, group="a")

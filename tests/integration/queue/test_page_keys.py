@@ -442,3 +442,38 @@ async def test_urgent_pages_are_listed_first_and_what_is_done_or_delayed_is_skip
     await fill("0", later, PageMark.WAITING, now + 9_000, 1)
     assert await push_and_claim(4) == (["id-4"], 3)
     assert await push_and_claim(5, priority=-3) == (["id-5"], 3)
+
+
+@pytest.mark.parametrize("delay", [0.0, 10.0, 9_000.0])
+async def test_a_replaced_message_keeps_its_priority(backend: PagesBackend, delay: float) -> None:
+    """Also if it moves to another page for its new time."""
+    await backend.push([new(1, key="k", priority=3, delay=5_000)])
+    renewed = new(2, key="k", priority=-2, delay=delay, replace=True)
+    assert await backend.push([renewed]) == {"id-2": "id-1"}
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.value, info.priority) == ({"n": 2}, 3)
+
+
+async def test_a_key_that_was_renewed_after_a_look_is_not_taken(
+    location: PagesQueues, backend: PagesBackend
+) -> None:
+    """A machine whose clock is ahead saw it free; meanwhile its message is claimed."""
+    await backend.push([new(1, key="k", key_ttl=10.0)])
+    location.advance(20)
+    other = await location.open("mails")
+    apply, is_renewed = other._pages.apply, False
+
+    async def apply_late(place: str, change: Any) -> Any:
+        nonlocal is_renewed
+        if not is_renewed:
+            is_renewed = True
+            location.advance(-15)
+            renewed = new(2, key="k", key_ttl=1_000.0, replace=True)
+            assert await backend.push([renewed]) == {"id-2": "id-1"}
+            assert len(await claim(backend)) == 1
+        return await apply(place, change)
+
+    other._pages.apply = apply_late  # type: ignore[method-assign]
+    assert await other.push([new(3, key="k")]) == {"id-3": "id-1"}
+    assert is_renewed

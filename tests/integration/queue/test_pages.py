@@ -12,7 +12,17 @@ from queue_locations import PagesQueues
 from store_locations import MemoryLocation
 from waiting import until
 
-from jobsync import Components, Corrupt, Event, Invalid, OutcomeUnknown, Store, Unavailable
+from jobsync import (
+    Components,
+    Corrupt,
+    Event,
+    Invalid,
+    JobsyncError,
+    Misconfigured,
+    OutcomeUnknown,
+    Store,
+    Unavailable,
+)
 from jobsync.core.clock import SystemClock
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
@@ -83,6 +93,8 @@ class Counting(StoreDecorator):
         self.requests: Counter[str] = Counter()
         self.crash_at: int | None = None
         """Refuse all requests from this one on."""
+        self.crash: JobsyncError = Unavailable(inner.name, "this process is dead")
+        """How it refuses them."""
         self.damaged = 0
         """How many replies with pages still arrive damaged."""
         self.clock = SystemClock()
@@ -90,7 +102,7 @@ class Counting(StoreDecorator):
     def _count(self, kind: str, key: str, number: int = 1) -> None:
         self.requests[kind if key.startswith("page/") else "other"] += number
         if self.crash_at is not None and self.requests["PUT"] > self.crash_at:
-            raise Unavailable(self.name, "this process is dead")
+            raise self.crash
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
@@ -219,19 +231,24 @@ async def test_a_claim_looks_beyond_the_pages_of_many_others(location: PagesQueu
 
 
 @pytest.mark.parametrize("accepted", [1, 3])
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("store", "away"), Misconfigured("url", "s3://", "is forbidden", "allow it")],
+    ids=["away", "forbidden"],
+)
 async def test_a_claim_that_fails_halfway_returns_what_it_has(
-    location: PagesQueues, accepted: int
+    location: PagesQueues, accepted: int, error: JobsyncError
 ) -> None:
     """Nothing waits until it lapses; the next claim reports that the store does not answer."""
     _, producer = await open_counting(location)
     for number in range(5):
         await producer.push(new_messages(number))
     requests, worker = await open_counting(location)
-    requests.crash_at = accepted
+    requests.crash_at, requests.crash = accepted, error
     claimed = await worker.claim(10, session=ME, visibility=30)
     assert len(claimed.messages) == accepted
     assert claimed.more
-    with pytest.raises(Unavailable):
+    with pytest.raises(type(error)):
         await claim(worker)
     requests.crash_at = None
     found = [*claimed.messages, *await claim(worker)]
@@ -1159,17 +1176,22 @@ async def test_what_lapsed_beside_a_claim_is_among_the_dead_letters_at_once(
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("store", "away"), Misconfigured("url", "s3://", "is forbidden", "allow it")],
+    ids=["away", "forbidden"],
+)
 async def test_settlements_that_were_made_in_part_are_in_doubt(
-    location: PagesQueues, accepted: int
+    location: PagesQueues, accepted: int, error: JobsyncError
 ) -> None:
     """`Unavailable` would mean that none was made; all of them may be repeated."""
     counting, worker = await open_counting(location)
     for number in range(2):
         await worker.push(new_messages(number))
     messages = await claim(worker)
-    counting.crash_at = counting.requests["PUT"] + accepted
+    counting.crash_at, counting.crash = counting.requests["PUT"] + accepted, error
     if accepted < 2:
-        with pytest.raises(OutcomeUnknown if accepted else Unavailable):
+        with pytest.raises(OutcomeUnknown if accepted else type(error)):
             await settle_all(worker, messages)
     counting.crash_at = None
     assert await settle_all(worker, messages) == [True, True]

@@ -266,7 +266,8 @@ def test_progress_belongs_to_its_claim_and_ends_with_it() -> None:
     moves: tuple[Transition, ...] = ("retry", "complete", "bury")
     for move in moves:
         after, _ = settle(page, "a", "c1", move)
-        assert (find(after, "a").progress, find(after, "a").progress_note) == (None, "")
+        message = find(after, "a")
+        assert (message.progress, message.progress_note, message.progress_at) == (None, "", 0.0)
 
 
 def test_results_that_fill_a_page_are_not_kept() -> None:
@@ -290,3 +291,30 @@ def test_results_that_fill_a_page_are_not_kept() -> None:
     assert "older code" in find_result_problem(dropped)
     page, _ = settle(page, "e", "c1", "complete")
     assert find_result_problem(find(page, "e")) == ""
+
+
+def test_the_latest_settlements_of_a_message_are_recognised() -> None:
+    """However often it was claimed; those long ago are forgotten."""
+    page = push("a", max_attempts=20)
+    for number in range(8):
+        page, found = claim(page, f"c{number}")
+        assert found == ["a"]
+        page, is_settled = settle(page, "a", f"c{number}", "retry", error="no")
+        assert is_settled
+    recognised = [settle(page, "a", f"c{number}", "retry") for number in range(8)]
+    assert recognised == [(page, number >= 4) for number in range(8)]
+
+
+@pytest.mark.parametrize(("move", "delay"), [("bury", 0.0), ("snooze", 600.0)])
+def test_a_purge_leaves_what_moves_to_its_new_page(move: Transition, delay: float) -> None:
+    """Whatever is to be removed: everybody builds the same target."""
+    page, _ = claim(push("a", "b"))
+    page, _ = settle(page, "a", "c1", move, delay=delay, error="no")
+    after, count = changes.purge(page, lambda _: True)
+    assert ([each.id for each in after.messages], count) == (["a"], 1)
+    (target,) = after.targets
+    assert changes.build_target(after, target, "birth") == changes.build_target(
+        page, target, "birth"
+    )
+    done = changes.finish_move(after, target)
+    assert changes.purge(done, lambda _: True) == (done, 0)
