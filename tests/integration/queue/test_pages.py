@@ -1275,3 +1275,43 @@ async def test_what_is_completed_and_what_is_dead_is_removed_each_in_its_time(
     assert await backend.forget("completed", older_than=60) == 1
     assert await backend.forget("dead", older_than=60) == 1
     assert await backend.forget("dead", older_than=60) == 0
+
+
+MOVED_HERE: dict[str, tuple[dict[str, Any], Act]] = {
+    "a redrive": ({}, lambda one, _: one.redrive()),
+    "the end of a delay": ({"delay": 500.0}, lambda one, _: one.run_now("id-1")),
+    "a push that replaces": (
+        {"delay": 500.0},
+        lambda one, _: one.push(new_messages(2, key="k", replace=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "act"), MOVED_HERE.values(), ids=MOVED_HERE)
+async def test_what_a_process_has_moved_it_claims_at_once(
+    location: PagesQueues, options: dict[str, Any], act: Act
+) -> None:
+    """Without a listing: it knows the page to which the message has moved."""
+    counting, one = await open_counting(location)
+    await one.push(new_messages(1, key="k", **options))
+    if not options:
+        await finish(one)
+    location.clock.ahead += 10
+    assert await claim(one) == []
+    listings = counting.requests["LIST"]
+    await act(one, location)
+    looked = counting.requests["LIST"] - listings
+    assert ids(await claim(one)) == ["id-1"]
+    assert counting.requests["LIST"] - listings == looked
+
+
+@pytest.mark.parametrize(("later", "removed"), [(3_599, 0), (3_601, 1)])
+async def test_a_dead_letter_is_removed_as_soon_as_it_is_old_enough(
+    location: PagesQueues, backend: PagesBackend, later: float, removed: int
+) -> None:
+    """Counted from its end."""
+    await backend.push(new_messages(1))
+    location.advance(5_000)
+    await finish(backend)
+    location.advance(later)
+    assert await backend.forget("dead", older_than=3_600) == removed
