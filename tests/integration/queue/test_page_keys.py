@@ -477,3 +477,19 @@ async def test_a_key_that_was_renewed_after_a_look_is_not_taken(
     other._pages.apply = apply_late  # type: ignore[method-assign]
     assert await other.push([new(3, key="k")]) == {"id-3": "id-1"}
     assert is_renewed
+
+
+async def test_a_barred_page_refuses_its_message_for_an_hour(
+    location: PagesQueues, backend: PagesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no message that says when it was finished."""
+    with monkeypatch.context() as patch:
+        patch.setattr(PageStore, "create", refuse_page)
+        with pytest.raises(OutcomeUnknown):
+            await backend.push([new(1, key="k")])
+    found = await backend._keys.find(backend._keys.name("k"))
+    assert await backend._keys.bar(found)
+    for seconds, is_there in ((100, True), (3_600, False)):
+        location.advance(seconds)
+        await backend.forget("completed", older_than=0)
+        assert bool(await location._stores[0].heads("page/mails/0/")) is is_there

@@ -1315,3 +1315,21 @@ async def test_a_dead_letter_is_removed_as_soon_as_it_is_old_enough(
     await finish(backend)
     location.advance(later)
     assert await backend.forget("dead", older_than=3_600) == removed
+
+
+@pytest.mark.parametrize(("state", "move"), [("completed", "complete"), ("dead", "bury")])
+async def test_what_is_left_after_a_full_part_is_removed_without_a_wait(
+    location: PagesQueues, state: Any, move: Transition
+) -> None:
+    """Where a search is billed, the next one waits only after it has found no more."""
+    counting, backend = await open_counting(location)
+    for number in range(3):
+        await backend.push(new_messages(number))
+        await finish(backend, move)
+    location.clock.ahead += 4_000
+    await counting.write([Put("session/somebody", {})])
+    removed = [await backend.forget(state, older_than=60, limit=1) for _ in range(4)]
+    assert removed == [1, 1, 1, 0]
+    before = counting.requests["LIST"]
+    assert await backend.forget(state, older_than=60, limit=1) == 0
+    assert counting.requests["LIST"] == before
