@@ -20,6 +20,7 @@ import msgspec
 
 from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.jobs.events import AuditRefused
 from jobsync.jobs.foreign_claims import (
     Claim,
     ClaimRules,
@@ -70,6 +71,7 @@ class Claims:
         self._node = node
         self.handover_memory = rules.handover_memory
         self._once_per_date = rules.once_per_date
+        self._events = components.events
         self._corruption_log = CorruptionLog(store.name, components.events)
         self.foreign = ForeignClaims(membership, keys, day, self._corruption_log, token_of, rules)
         self._running: dict[str, Record] = {}
@@ -175,6 +177,8 @@ class Claims:
     async def finish(self, tasks: Iterable[str], state: ClaimState) -> dict[str, str]:
         """End tasks of this node; return those whose end was refused, with the reason.
 
+        An event reports each refusal, also if the call fails because of another task.
+
         A task that cannot be ended as failed now is closed later. A task that another call is
         ending already is left to that call.
 
@@ -241,6 +245,9 @@ class Claims:
             else:
                 refused[task] = f"{'nobody' if current is None else current.node} has it by now"
                 self._forget_running([task])
+                # Here, because an error of the same call leaves no other chance to.
+                refusal = AuditRefused(node=self._node, task_id=task, reason=refused[task])
+                self._events.emit(refusal)
         if len(found) < len(keys):
             raise OutcomeUnknown(self._keys.claims(self._day), "a claim could not be read")
         return refused

@@ -12,7 +12,6 @@ from contextlib import suppress
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import has_incoming, has_nothing
-from jobsync.jobs.events import AuditRefused
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.node_loop import TRANSIENT, NodeLoop
 from jobsync.jobs.registration import find_candidates
@@ -164,10 +163,7 @@ class JobNode(NodeLoop):
 
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
         """End tasks; return those whose end was refused, each with the reason."""
-        refused = await self.claims.finish(tasks, state)
-        for task, reason in refused.items():
-            self._events.emit(AuditRefused(node=self.settings.node, task_id=task, reason=reason))
-        return refused
+        return await self.claims.finish(tasks, state)
 
     async def list_claims(self) -> list[Claim]:
         """Return all claims of the date."""

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import pytest
 from chance import FakeClock
@@ -155,6 +156,33 @@ async def test_a_late_end_is_refused(nodes: ClaimNodes) -> None:
     first.reset()
     assert await first.finish(["x"], "done") == {"x": "b has it by now"}
     assert await nodes.state("x") == ("running", "b", 2)
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+@pytest.mark.parametrize("fault", ["", "half"])
+async def test_each_late_end_is_reported_once(
+    nodes: ClaimNodes, fault: str, state: ClaimState
+) -> None:
+    """Also if the outcome of another end of the same call is unknown."""
+    reported: list[tuple[str, str, str]] = []
+    nodes.components.events.on(
+        "jobs:audit-refused", lambda e: reported.append((e.node, e.task_id, e.reason))
+    )
+    nodes.store = store = ScriptedStore(nodes.store.inner)
+    first, second = nodes.node("a"), nodes.node("b")
+    await claim(first, "x", "y")
+    nodes.dead.add("a")
+    await second.foreign.load({TOKEN}, {})
+    nodes.pass_time(RECLAIM_AFTER)
+    assert await claim(second, "x") == {}
+    store.script = [fault]
+    with pytest.raises(OutcomeUnknown) if fault else nullcontext():
+        await first.finish(["x", "y"], state)
+    assert reported == [("a", "x", "b has it by now")]
+    assert first.running == (["y"] if fault and state == "done" else [])
+    assert await first.finish(["x", "y"], state) == {}
+    assert len(reported) == 1
+    assert await nodes.state("y") == (state, "a", 1)
 
 
 async def test_an_end_before_another_node_took_over_counts(nodes: ClaimNodes) -> None:
@@ -379,6 +407,31 @@ async def test_a_claim_that_is_found_in_the_way(
             continue
         assert lost == ({"x": expected} if expected else {})
     assert (second.running == ["x"]) is not bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "run"), [("removed", 1), ("deleted", 1), ("failed", 3), ("done", 3)]
+)
+async def test_a_task_that_this_node_has_done_can_be_claimed_whatever_became_of_it(
+    nodes: ClaimNodes, change: str, run: int
+) -> None:
+    """Its record was removed since, or another node has done it again."""
+    node, other = nodes.node("a"), nodes.node("b")
+    key = JobKeys("sync_").claim(DAY, "x")
+    await claim(node, "x")
+    await node.finish(["x"], "done")
+    match change:
+        case "removed":
+            await nodes.store.drop([key])
+        case "deleted":
+            record = await nodes.store.get(key)
+            assert record is not None
+            await nodes.store.delete(record)
+        case _:
+            await claim(other, "x")
+            await other.finish(["x"], "done" if change == "done" else "failed")
+    assert await claim(node, "x") == {}
+    assert await nodes.state("x") == ("running", "a", run)
 
 
 async def test_an_unreadable_claim_stops_no_other(nodes: ClaimNodes) -> None:
