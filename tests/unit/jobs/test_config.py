@@ -385,6 +385,9 @@ def test_a_url_hides_the_parts_of_later_sources_and_the_reverse() -> None:
     assert resolve_coordination(host, None, parts).value.reveal_url() == "postgresql://:x@mine/jobs"
     config = as_dict({}, {"url": "memory://"})
     assert resolve_coordination(host, config).value.reveal_url() == "postgresql://mine/"
+    # What is hidden hides nothing itself.
+    hidden = resolve_coordination(host, config, parts).value
+    assert hidden.reveal_url() == "postgresql://:x@mine/jobs"
     job = resolve_coordination(host, config, parts, "memory://job")
     assert job.value.reveal_url() == "memory://job"
     both = as_dict({}, {"url": "memory://", "host": "db"})

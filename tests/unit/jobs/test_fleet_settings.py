@@ -37,12 +37,13 @@ class Stage:
         emitter.on("jobs:settings-changed", self.events.append)
         components = msgspec.structs.replace(Components.system(), events=emitter)
         self.store = MemoryStore(components=components)
+        self.watched: dict[str, set[str]] = {}
         membership = SimpleNamespace(
             store=self.store,
             components=components,
             incarnation="me.2",
             worker_id="me",
-            watch=lambda *_: None,
+            watch=self.watched.__setitem__,
             is_dead={"gone.1"}.__contains__,
         )
 
@@ -109,6 +110,7 @@ async def test_a_node_joins_if_no_live_one_has_other_settings(
     found = await stage.settings._find_problem(await stage.settings._read())
     assert problem in str(found) if problem else found is None
     assert await stage.settings.settle() is not bool(problem)
+    assert not any(stage.watched.values())
     assert await stage.read() == (stored if problem else MINE)
     changed = [event.changed for event in stage.events]
     was_other = stored is not None and stored["total_tokens"] == 30

@@ -1,8 +1,8 @@
-"""Which nodes of a fleet own tokens, and when the leader looks, reads the pins and decides."""
+"""Which nodes of a fleet own tokens, when the leader looks, reads the pins, decides and writes."""
 
 import asyncio
 import itertools
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,8 @@ import pytest
 from chance import FakeClock, SeededRandomness
 from waiting import until
 
-from jobsync import Components, Membership, Term
+from jobsync import Components, Fenced, Membership, OutcomeUnknown, Term, Unavailable
+from jobsync.core import plan_documents
 from jobsync.core.assignment import (
     Assignment,
     Exceptions,
@@ -23,11 +24,18 @@ from jobsync.core.assignment import (
     served_by,
 )
 from jobsync.core.handover import assign
-from jobsync.core.plan_documents import read_plan, to_document
+from jobsync.core.plan_documents import (
+    name_exceptions,
+    read_plan,
+    split_exceptions,
+    to_document,
+)
 from jobsync.events import Events
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.rebalancer import Rebalancer, _find_members
+from jobsync.jobs.node_loop import NodeLoop
+from jobsync.jobs.rebalancer import Rebalancer, _find_members, fetch_plan
 from jobsync.jobs.registration import NodeRecord, find_candidates
+from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
 
@@ -158,15 +166,13 @@ class LeadingMembership:
         return
 
 
-async def test_a_node_that_leads_again_continues_where_another_one_stopped() -> None:
-    """Nothing has changed since it decided in its first term, except what was decided since."""
-    membership, keys = LeadingMembership(), JobKeys("sync_")
-    store = membership.store
+def make_leader(membership: LeadingMembership, keys: JobKeys) -> Rebalancer:
+    """Return a leader of a fleet without pins."""
 
     async def read_nothing() -> list[Any]:
         return []
 
-    leader = Rebalancer(
+    return Rebalancer(
         cast("Membership", membership),
         keys,
         total=12,
@@ -178,6 +184,13 @@ async def test_a_node_that_leads_again_continues_where_another_one_stopped() -> 
         on_published=lambda: None,
         restore=read_nothing,
     )
+
+
+async def test_a_node_that_leads_again_continues_where_another_one_stopped() -> None:
+    """Nothing has changed since it decided in its first term, except what was decided since."""
+    membership, keys = LeadingMembership(), JobKeys("sync_")
+    store = membership.store
+    leader = make_leader(membership, keys)
     for name in "ab":
         await store.create(keys.node(name), msgspec.to_builtins(node(name)))
 
@@ -210,3 +223,161 @@ async def test_a_node_that_leads_again_continues_where_another_one_stopped() -> 
     await other.put(keys.assignment, to_document(alone.assignment))
     assert await read_served() == {"b.1"}
     await lead(3)
+
+
+class LossyTerm(Term):
+    """A term whose first write is carried out and not answered; a node joins meanwhile."""
+
+    def __init__(self, *parts: Any, join: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(*parts)
+        self._join = join
+        self.written: list[Any] = []
+
+    async def put(self, key: str, value: Any) -> None:
+        await super().put(key, value)
+        self.written.append(value)
+        if len(self.written) == 1:
+            await self._join()
+            raise OutcomeUnknown(key)
+
+
+async def test_after_an_unknown_outcome_the_leader_continues_from_what_is_stored() -> None:
+    """Two assignments never have the same number."""
+    membership, keys = LeadingMembership(), JobKeys("sync_")
+    store = membership.store
+
+    async def join() -> None:
+        await store.create(keys.node("b"), msgspec.to_builtins(node("b")))
+
+    await store.create(keys.node("a"), msgspec.to_builtins(node("a")))
+    leader = make_leader(membership, keys)
+    term = LossyTerm(store, 1, lambda: True, membership.components.ids, join=join)
+    leading = asyncio.create_task(leader.run(term))
+    try:
+        await until(lambda: len(term.written) > 1, "it decides again", interval=0.001)
+    finally:
+        leading.cancel()
+        with suppress(asyncio.CancelledError):
+            await leading
+    assert [value["number"] for value in term.written[:2]] == [1, 2]
+
+
+def plan_with_exceptions(number: int, tasks: int) -> Plan:
+    """Return a plan of one node, with tasks that wait for another one."""
+    exceptions = Exceptions((), tuple(Exempt(f"t{i}", 0, 0) for i in range(tasks)))
+    name = name_exceptions(number, exceptions)
+    return Plan(Assignment(number, 12, (NodeRef("a.1", "a"),), (0,), (1,), (), name), exceptions)
+
+
+@pytest.mark.parametrize("existing", [*itertools.product([False, True], repeat=3)])
+async def test_a_plan_can_be_read_whatever_a_former_leader_has_left_of_it(
+    existing: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died after it wrote any of the parts. Those of the plan before are removed."""
+    monkeypatch.setattr(plan_documents, "_MAX_TASKS", 2)
+    membership, keys = LeadingMembership(), JobKeys("sync_")
+    store, leader = membership.store, make_leader(membership, keys)
+    term = Term(store, 1, lambda: True, membership.components.ids)
+    before, after = plan_with_exceptions(1, 4), plan_with_exceptions(2, 5)
+    await leader._publish(term, Plan.empty(12), before)
+    parts = split_exceptions(after.assignment.exceptions, after.exceptions)
+    for (name, part), is_there in zip(parts.items(), existing, strict=True):
+        if is_there:
+            await store.create(keys.exceptions(name), part)
+    await leader._publish(term, before, after)
+    record = await store.get(keys.assignment)
+    assert record is not None
+    assert await fetch_plan(store, keys, record) == after
+    heads = await store.heads(keys.exceptions(""))
+    assert {head.key for head in heads} == {*map(keys.exceptions, parts)}
+
+
+async def test_a_plan_can_be_read_until_the_next_one_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if that is never written."""
+    monkeypatch.setattr(plan_documents, "_MAX_TASKS", 2)
+    membership, keys = LeadingMembership(), JobKeys("sync_")
+    store, leader = membership.store, make_leader(membership, keys)
+    term = Term(store, 1, lambda: True, membership.components.ids)
+    before = plan_with_exceptions(1, 4)
+    await leader._publish(term, Plan.empty(12), before)
+    over = Term(store, 1, lambda: False, membership.components.ids)
+    with pytest.raises(Fenced):
+        await leader._publish(over, before, plan_with_exceptions(2, 5))
+    record = await store.get(keys.assignment)
+    assert record is not None
+    assert await fetch_plan(store, keys, record) == before
+
+
+async def test_a_session_that_is_replaced_while_its_node_joins_joins_again() -> None:
+    """The node has the name for the session in which it began to take it."""
+    membership = SimpleNamespace(
+        session=SimpleNamespace(incarnation="a.1"),
+        incarnation="a.1",
+        worker_id="a",
+        components=SimpleNamespace(events=Events()),
+    )
+
+    async def take(_: NodeRecord, **__: Any) -> None:
+        membership.incarnation = "a.2"
+
+    async def agree(*_: Any) -> bool:
+        return True
+
+    joined: list[str] = []
+    events = Events()
+    events.on("jobs:node-joined", lambda event: joined.append(event.incarnation))
+    loop: Any = SimpleNamespace(
+        membership=membership,
+        claims=SimpleNamespace(reset=lambda: None, store_clock=SimpleNamespace(now=0.0)),
+        owned_tokens=SimpleNamespace(reset=lambda _: None),
+        settings=SimpleNamespace(
+            node="a", is_observer=False, reclaim_after=1.0, reclaim_ended_after=0.0
+        ),
+        fleet_settings=SimpleNamespace(wait=agree, settle=agree, values={}),
+        _target_stage="ready",
+        _minimum=0,
+        _facts={},
+        _clock=FakeClock(),
+        _registration=SimpleNamespace(take=take),
+        _events=events,
+        _incarnation="",
+    )
+    await NodeLoop._join(loop, 1.0)
+    assert (loop._incarnation, joined) == ("a.1", ["a.1"])
+
+
+async def test_an_assignment_counts_once_it_is_applied() -> None:
+    """Who waits for its tokens, or until all are handed over, sees it only then."""
+    keys, store = JobKeys("sync_"), LeadingMembership().store
+    before, after = plan_with_exceptions(1, 0), plan_with_exceptions(2, 0)
+    record = await store.create(keys.assignment, to_document(after.assignment))
+    is_unavailable = True
+    seen: list[Plan] = []
+
+    async def apply(_: Plan) -> None:
+        seen.append(loop._plan)
+        if is_unavailable:
+            raise Unavailable("store", "silent")
+
+    async def read() -> Record:
+        return record
+
+    loop: Any = SimpleNamespace(
+        _rebalancer=SimpleNamespace(number=None),
+        owned_tokens=SimpleNamespace(current=SimpleNamespace(number=1), apply=apply),
+        is_leader=False,
+        _read_assignment=read,
+        _store=store,
+        _keys=keys,
+        _plan=before,
+        _plan_changed=asyncio.Event(),
+    )
+    with pytest.raises(Unavailable):
+        await NodeLoop._apply_assignment(loop)
+    assert (loop._plan, loop._plan_changed.is_set()) == (before, False)
+    is_unavailable = False
+    await NodeLoop._apply_assignment(loop)
+    assert (loop._plan, loop._plan_changed.is_set()) == (after, True)
+    assert seen == [before, before]

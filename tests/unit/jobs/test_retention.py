@@ -1,6 +1,7 @@
 """Removal of old claims: a date that is still worked on keeps all of them."""
 
 import itertools
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobsync import Components
+from jobsync import Components, Unavailable
 from jobsync.core.trust import Timing
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
 from jobsync.jobs.retention import forget, record_date
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 DAY = 86_400.0
@@ -55,6 +57,35 @@ async def test_a_date_is_forgotten_after_its_last_use(
             assert is_kept
         if now - used > (days + 1 / 24) * DAY and now - end >= days * DAY:
             assert not is_kept
+
+
+class FailingStore(StoreDecorator):
+    """Refuses one of the removals, counted from 0."""
+
+    refused = -1
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        self.refused -= 1
+        if self.refused == -1:
+            raise Unavailable(self.name, "silent")
+        await self.inner.drop(keys)
+
+
+@pytest.mark.parametrize("refused", range(6))
+async def test_a_removal_that_was_cut_off_is_completed_by_the_next(refused: int) -> None:
+    """No claims are left without the record of their date, by which they would be found."""
+    store = FailingStore(MemoryStore(f"retention-{next(_numbers)}", Components.system()))
+    keys, days = JobKeys("app"), [FIRST + timedelta(days=number) for number in range(3)]
+    for day in days:
+        await record_date(store, keys, day, START)
+        await store.create(keys.claim(day, "task"), {})
+    now = START + 40 * DAY
+    store.refused = refused
+    with pytest.raises(Unavailable):
+        await forget(store, keys, lambda _: None, now=now, days=10)
+    await forget(store, keys, lambda _: None, now=now, days=10)
+    assert [await store.heads(keys.claims(day)) for day in days] == [[], [], []]
+    assert await store.heads(keys.dates) == []
 
 
 @pytest.mark.parametrize("age", [9.9, 10.1, 30.0])
