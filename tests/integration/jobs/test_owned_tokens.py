@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 from claim_nodes import MEMORY, TOKEN, ClaimNodes, claim
 
@@ -284,6 +285,38 @@ async def test_withheld_tasks_return_with_the_assignment_that_knows_their_pins(
     await owned.apply(assign(plan, [FIRST, SECOND], acks=acks))
     assert owned.owns("x", token)
     assert owned.withheld == {}
+
+
+async def test_withheld_tasks_stay_withheld_in_a_new_session(owner: Owner) -> None:
+    """It is no news of the pins: an assignment that was under way then does not know them."""
+    owned, again = owner.owned_tokens, NodeRef("a.2", "a")
+    await owned.apply(alone())
+    owned.withhold({"x": 3}, known_from=3)
+    owner.join(again.incarnation)
+    second = assign(alone(), [again], dead={FIRST.incarnation})
+    await owned.apply(second)
+    assert second.assignment.number == 2
+    assert (owned.owns("x", 3), owned.owns("y", 3)) == (False, True)
+    third = Plan(msgspec.structs.replace(second.assignment, number=3))
+    await owned.apply(third)
+    assert owned.owns("x", 3)
+
+
+async def test_claims_are_read_under_all_that_is_gained(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, single tasks, and tasks that follow a token of this node again."""
+    read: list[set[int]] = []
+
+    async def load(tokens: frozenset[int], _: object) -> None:
+        read.append({*tokens})
+
+    monkeypatch.setattr(owner.claims.foreign, "load", load)
+    before, after = exchanged()
+    for plan in (before, after):
+        await owner.owned_tokens.apply(plan)
+    gained = {"of-2", "own-gained", "away-until-now"}
+    assert read == [{0, 1, 3}, {TASKS[task] for task in gained}]
 
 
 async def test_a_withheld_task_is_not_kept_for_an_answer(
