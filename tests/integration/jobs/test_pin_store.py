@@ -129,6 +129,18 @@ async def test_a_renewed_pin_is_not_removed(store: Store) -> None:
     assert len(await pin_store.list_active()) == 1
 
 
+async def test_each_of_several_pins_of_a_task_counts(store: Store) -> None:
+    """When some of them expire, and when all are removed."""
+    pin_store = pin_store_on(store)
+    ends = {"x": 1.0, "y": None, "z": 1.0}
+    await pin_store.add("a", [pin("t", each, expires_at=end) for each, end in ends.items()])
+    await pin_store.add("b", [pin("t", each, by="b") for each in ends])
+    assert len(await pin_store.list_active()) == 4
+    assert await pin_store.remove_expired() == 2
+    assert await pin_store.remove_by("b") == 3
+    assert await pin_store.remove_all() == 1
+
+
 @pytest.mark.parametrize("end", ["removed", "renewed", "expired"])
 async def test_pins_that_are_gone_are_not_waited_for(store: Store, end: str) -> None:
     """What is known of an expiry is that of the pins that were read last."""

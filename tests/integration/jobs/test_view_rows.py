@@ -292,12 +292,14 @@ def test_a_delete_of_pins_leaves_all_others(views: Views) -> None:
     def read() -> Rows:
         return sorted(views.ask("SELECT created_by, task_id, node_pattern FROM sync_lock"))
 
-    where = "created_by = %s AND task_id = %s AND node_pattern = %s"
-    for pin in pins:
+    where = "(created_by = %s AND task_id = %s AND node_pattern = %s)"
+    # One pin, and two that have nothing in common.
+    for gone in [*((pin,) for pin in pins), *zip(pins[:4], reversed(pins[4:]), strict=True)]:
         for creator in "ab":
             write(creator)
-        views.run(f"DELETE FROM sync_lock WHERE {where}", *pin)
-        assert read() == [other for other in pins if other != pin]
+        wheres = " OR ".join([where] * len(gone))
+        views.run(f"DELETE FROM sync_lock WHERE {wheres}", *itertools.chain(*gone))
+        assert read() == [pin for pin in pins if pin not in gone]
 
 
 def test_pins_that_are_made_during_a_delete_are_kept(locate: servers.Locate) -> None:

@@ -1,5 +1,6 @@
 """Whether a node may join with its settings, by the stored ones and by who is alive."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,12 +8,17 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
+from jobsync.core.assignment import token_of
+from jobsync.core.pins import Pin, write_sheet
 from jobsync.core.trust import Timing
+from jobsync.errors import Unavailable
 from jobsync.events import Events
 from jobsync.jobs.events import SettingsChanged
 from jobsync.jobs.fleet_settings import FleetSettings
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 KEYS = JobKeys("sync_")
@@ -118,3 +124,34 @@ async def test_a_node_joins_if_no_live_one_has_other_settings(
     if not problem:
         assert await stage.settings.settle()
         assert len(stage.events) == len(changed)
+
+
+class RefusingStore(StoreDecorator):
+    """Refuses one of the writes, counted from 0."""
+
+    refused = -1
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.refused -= 1
+        if self.refused == -1:
+            raise Unavailable(self.name, "silent")
+        return await self.inner.write(changes)
+
+
+@pytest.mark.parametrize("refused", range(4))
+async def test_a_change_that_was_cut_off_is_completed_by_the_next(refused: int) -> None:
+    """The pins have the tokens of the new settings once those are in force."""
+    stage = Stage([])
+    await stage.store.create(KEYS.settings, THEIRS)
+    for name in "ab":
+        pins = [Pin(task="t", token=token_of("t", 30), patterns=("a",))]
+        await stage.store.create(KEYS.pins_of(name), write_sheet(name, pins))
+    stage.settings._store = store = RefusingStore(stage.store)
+    store.refused = refused
+    with pytest.raises(Unavailable):
+        await stage.settings.settle()
+    assert await stage.settings.settle()
+    assert await stage.read() == MINE
+    sheets = [record.value for record in await store.scan(KEYS.pins)]
+    tokens = [batch["tokens"] for sheet in sheets for batch in sheet["batches"]]
+    assert tokens == [[token_of("t", 20)]] * 2

@@ -32,7 +32,10 @@ from jobsync.core.plan_documents import (
 )
 from jobsync.events import Events
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.job_lifecycle import _EXIT_GRACE, JobLifecycle
+from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.node_loop import NodeLoop
+from jobsync.jobs.pins import Pins
 from jobsync.jobs.rebalancer import Rebalancer, _find_members, fetch_plan
 from jobsync.jobs.registration import NodeRecord, find_candidates
 from jobsync.stores.contract import Record
@@ -384,3 +387,61 @@ async def test_an_assignment_counts_once_it_is_applied() -> None:
     await NodeLoop._apply_assignment(loop)
     assert (loop._plan, loop._plan_changed.is_set()) == (after, True)
     assert seen == [before, before]
+
+
+async def test_a_node_looks_soon_at_what_new_pins_withhold() -> None:
+    """They may be removed before the leader sees them; then no assignment comes."""
+    keys, store = JobKeys("sync_"), LeadingMembership().store
+    withheld: list[tuple[dict[str, int], int]] = []
+
+    async def find(tasks: dict[str, int]) -> dict[str, int]:
+        return tasks
+
+    running: Any = SimpleNamespace(
+        _task=object(),
+        _reviewing_pins=asyncio.Lock(),
+        _store=store,
+        _keys=keys,
+        _find_pinned_away=find,
+        owned_tokens=SimpleNamespace(withhold=lambda *each: withheld.append(each)),
+        _wakeup=asyncio.Event(),
+    )
+    await JobNode.withhold_pinned(running, {"t": 1})
+    assert withheld == [({"t": 1}, 2)]
+    assert running._wakeup.is_set()
+
+
+@pytest.mark.parametrize(
+    "remove", [lambda pins: pins.remove_by("a"), lambda pins: pins.remove_all()]
+)
+def test_a_node_looks_soon_at_what_removed_pins_withheld(remove: Callable[[Pins], int]) -> None:
+    """After they were removed."""
+    steps: list[str] = []
+
+    async def remove_pins(*_: str) -> int:
+        steps.append("removed")
+        return 3
+
+    running: Any = SimpleNamespace(
+        pins=SimpleNamespace(remove_by=remove_pins, remove_all=remove_pins),
+        review_soon=lambda: steps.append("reviewed"),
+    )
+    assert remove(Pins(running, asyncio.run, lambda _: 0)) == 3
+    assert steps == ["removed", "reviewed"]
+
+
+@pytest.mark.parametrize("wait_on_exit", [0.0, 30.0])
+async def test_leaving_keeps_time_to_end_the_session(wait_on_exit: float) -> None:
+    """A handover that nobody completes does not use it up."""
+    waits: list[float] = []
+
+    async def stop(wait: float) -> None:
+        waits.append(wait)
+
+    async def leave() -> None:
+        waits.append(0.0)
+
+    job: Any = SimpleNamespace(_wait_on_exit=wait_on_exit)
+    node, membership = SimpleNamespace(stop=stop), SimpleNamespace(leave=leave)
+    await JobLifecycle._leave(job, cast("Any", node), cast("Any", membership))
+    assert waits == [_EXIT_GRACE / 2 + wait_on_exit, 0.0]
