@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jobsync import events as events_module
 from jobsync.errors import Invalid
 from jobsync.events import Event, Events, HandlerFailed, known_events
 
@@ -354,6 +355,26 @@ def test_a_log_counts_as_a_listener(events: Events) -> None:
         assert not events.has_listener(Started)
     finally:
         logger.setLevel(level)
+
+
+def test_on_during_a_lookup_counts_from_the_next_emit(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread registers while the listeners of a kind are looked up for the first time."""
+    received: list[Event] = []
+    wants = events_module._Listener.wants
+    waiting = [received.append]
+
+    def register_first(self: Any, kind: type[Event]) -> bool:
+        if waiting:
+            events.on("*", waiting.pop())
+        return wants(self, kind)
+
+    monkeypatch.setattr(events_module._Listener, "wants", register_first)
+    events.on("*", lambda _: None)
+    events.emit(ELECTED)
+    events.emit(Started())
+    assert received == [Started()]
 
 
 def test_on_during_an_emit_waits_for_the_next(events: Events) -> None:

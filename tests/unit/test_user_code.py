@@ -243,6 +243,28 @@ async def test_the_first_error_of_tasks_is_raised_and_the_others_are_reported(
     assert watching.cancelled() == (not errors)
 
 
+@pytest.mark.parametrize("first_end", ["cancelled", "raised"])
+async def test_a_worker_can_be_watched_again(first_end: str) -> None:
+    """After the first watch was cancelled, or has raised the error of a task."""
+    tasks = UserTasks(lambda: None)
+
+    async def fail(text: str) -> None:
+        raise ValueError(text)
+
+    async def watch(text: str) -> str:
+        watching = asyncio.create_task(tasks.watch())
+        await asyncio.sleep(0)
+        if text:
+            tasks.start(fail(text))
+        else:
+            watching.cancel()
+        await asyncio.wait([watching])
+        return "" if watching.cancelled() else str(watching.exception())
+
+    first = "first" if first_end == "raised" else ""
+    assert [await watch(first), await watch("second")] == [first, "second"]
+
+
 @pytest.mark.parametrize("when", ["before", "after", "before and after"])
 @pytest.mark.parametrize("inner_forgets", [False, True])
 def test_a_function_within_a_function_answers_for_its_own_coroutines(

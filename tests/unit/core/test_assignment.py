@@ -92,6 +92,11 @@ def test_a_node_has_incoming_tokens_and_tasks() -> None:
     assert not has_incoming(Plan(MOVING, PINNED), A.incarnation)
     assert not has_incoming(Plan(free), B.incarnation)
     assert not has_incoming(Plan(free, PINNED), C.incarnation)
+    # Each document counts its own nodes.
+    for place, taker in ((1, B), (2, C)):
+        others = Exceptions((B, C), (Exempt("moving", 1, 0, place, 7),))
+        nodes = [n for n in (A, B, C) if has_incoming(Plan(free, others), n.incarnation)]
+        assert nodes == [taker]
 
 
 def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
@@ -101,6 +106,11 @@ def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
     free = Assignment(8, 10, (B,), (0,), (1,))
     assert has_nothing(Plan(free), A.incarnation)
     assert not has_nothing(Plan(free, PINNED), A.incarnation)
+    nobodys = Assignment(8, 10, (A, B), (0,), (0,))
+    for place, holder in ((1, B), (2, C)):
+        others = Exceptions((B, C), (Exempt("own", 1, place),))
+        nodes = [n for n in (A, B, C) if not has_nothing(Plan(nobodys, others), n.incarnation)]
+        assert nodes == [holder]
 
 
 def test_a_node_acknowledges_what_was_taken_from_it_and_nothing_else() -> None:
