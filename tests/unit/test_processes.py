@@ -64,6 +64,22 @@ def test_a_process_that_runs_has_not_ended(child: "subprocess.Popen[bytes]") -> 
     assert identify(child.pid).started >= own().started
 
 
+@pytest.mark.parametrize(
+    ("error", "ended"), [(PermissionError, False), (OSError, False), (ProcessLookupError, True)]
+)
+def test_a_process_that_may_not_be_signalled_has_not_ended(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError], ended: bool
+) -> None:
+    """It is another user's; only one that does not exist has ended."""
+    identity = own()
+
+    def refuse(*_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert has_ended(identity, PROCESSES) is ended
+
+
 async def test_a_process_that_stands_still_has_not_ended(child: "subprocess.Popen[bytes]") -> None:
     """However long: it may go on at any time."""
     identity = identify(child.pid)

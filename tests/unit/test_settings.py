@@ -16,7 +16,7 @@ from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueOptions, QueueSettings
 from jobsync.scheduler.settings import SchedulerOptions, SchedulerSettings
-from jobsync.setting_fields import Origin
+from jobsync.setting_fields import Origin, mask_unknown
 from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
 from jobsync.ttl.settings import TTLOptions, TTLSettings
 
@@ -381,6 +381,30 @@ def test_errors_show_no_secret(text: str) -> None:
         assert text not in said
         assert repr(text)[1:-1] not in said
         assert caught.value.__context__ is None
+
+
+URL, SHOWN = "s3://K:hunter2@bucket", "s3://***@bucket"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (URL, SHOWN),
+        ([URL, 5], [SHOWN, 5]),
+        ((URL,), [SHOWN]),
+        ({"password": "hunter2", "port": 5}, {"password": "***", "port": 5}),
+        ({"url": "host=h password=hunter2"}, {"url": "***"}),
+        (
+            {"store": {"password": "hunter2", "url": URL}},
+            {"store": {"password": "***", "url": SHOWN}},
+        ),
+        ([{"secret": "hunter2"}, {"mode": "fast"}], [{"secret": "***"}, {"mode": "fast"}]),
+        ({"password": None, "token": False}, {"password": None, "token": False}),
+    ],
+)
+def test_a_value_of_any_shape_shows_no_secret(value: object, shown: object) -> None:
+    """The names within it tell what is secret."""
+    assert mask_unknown("stores", value, ["mode"]) == shown
 
 
 def test_a_struct_check_on_a_secret_hides_it() -> None:

@@ -2,13 +2,17 @@
 
 import asyncio
 import inspect
+import itertools
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import servers
@@ -343,3 +347,70 @@ async def list_live_sessions(database: jobsync.Database) -> list[str]:
     """Return the keys of the sessions that have not ended."""
     sessions = await database.store.scan(SESSIONS)
     return [session.key for session in sessions if session.value["state"] == "live"]
+
+
+class Home:
+    """The loop of a database."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.call = self.runner.run
+
+
+@pytest.fixture
+def home() -> Iterator[Any]:
+    """A loop on this thread."""
+    opened = Home()
+    yield opened
+    opened.runner.close()
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("error", [None, ValueError("of the body")])
+def test_a_block_ends_as_the_asynchronous_one_does(
+    home: Any, error: Exception | None, swallows: bool
+) -> None:
+    """It sees the error of its body, and decides whether that goes on."""
+    seen: list[Exception | None] = []
+
+    @asynccontextmanager
+    async def block() -> AsyncIterator[str]:
+        try:
+            yield "entered"
+        except ValueError as raised:
+            seen.append(raised)
+            if not swallows:
+                raise
+        else:
+            seen.append(None)
+
+    goes_on = error is not None and not swallows
+    expected = pytest.raises(ValueError, match="of the body") if goes_on else nullcontext()
+    with expected, sync._Block(block(), home) as entered:
+        assert entered == "entered"
+        if error is not None:
+            raise error
+    assert seen == [error]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_an_iteration_that_is_left_is_closed_at_once(home: Any, count: int) -> None:
+    """Before the first item, in the middle, or at the end."""
+    steps: list[str] = []
+
+    class Records:
+        home_loop = home
+
+        async def __aiter__(self) -> AsyncIterator[str]:
+            steps.append("opened")
+            try:
+                for item in ("a", "b"):
+                    yield item
+            finally:
+                steps.append("closed")
+
+    items = sync._iterate(cast("Any", SimpleNamespace(wrapped=Records())))
+    found = list(itertools.islice(items, count))
+    items.close()  # type: ignore[attr-defined]
+    assert found == ["a", "b"][:count]
+    assert steps == (["opened", "closed"] if count else [])
