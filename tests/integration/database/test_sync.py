@@ -25,6 +25,8 @@ from jobsync.coordination.session import SESSIONS
 from jobsync.stores.sqlite.store import SqliteStore
 
 LONG = 60.0
+INNER: Any = sync
+"""With the names that its stub does not have."""
 
 
 @pytest.fixture
@@ -386,7 +388,7 @@ def test_a_block_ends_as_the_asynchronous_one_does(
 
     goes_on = error is not None and not swallows
     expected = pytest.raises(ValueError, match="of the body") if goes_on else nullcontext()
-    with expected, sync._Block(block(), home) as entered:
+    with expected, INNER._Block(block(), home) as entered:
         assert entered == "entered"
         if error is not None:
             raise error
@@ -409,8 +411,70 @@ def test_an_iteration_that_is_left_is_closed_at_once(home: Any, count: int) -> N
             finally:
                 steps.append("closed")
 
-    items = sync._iterate(cast("Any", SimpleNamespace(wrapped=Records())))
+    items = INNER._iterate(cast("Any", SimpleNamespace(wrapped=Records())))
     found = list(itertools.islice(items, count))
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     assert found == ["a", "b"][:count]
     assert steps == (["opened", "closed"] if count else [])
+
+
+class StubDatabase:
+    """A database that may fail to connect and to disconnect."""
+
+    store_name = "stub"
+
+    def __init__(self, *, fails: bool, is_elsewhere: bool = False) -> None:
+        self.home_loop = SimpleNamespace(is_elsewhere=is_elsewhere)
+        self.fails = fails
+        self.withins: list[float | None] = []
+
+    async def connect(self) -> None:
+        if self.fails:
+            raise ValueError("connecting failed")
+
+    async def disconnect(self, *, within: float | None = None) -> None:
+        self.withins.append(within)
+        if self.fails:
+            raise ValueError("disconnecting failed")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_disconnect_ends_the_thread_unless_the_database_lives_on(
+    fails: bool, is_elsewhere: bool
+) -> None:
+    """Also if it fails; a handler of a queue disconnects after itself."""
+    thread, database = INNER._DatabaseThread(), StubDatabase(fails=False)
+    thread.connect(cast("Any", database))
+    background = thread._background
+    assert background is not None
+    database.fails, database.home_loop.is_elsewhere = fails, is_elsewhere
+    with pytest.raises(ValueError, match="disconnecting failed") if fails else nullcontext():
+        thread.disconnect(cast("Any", database), database.disconnect)
+    assert background.is_alive is is_elsewhere
+    assert (thread._background is None) is not is_elsewhere
+    background.stop()
+
+
+def test_a_connect_that_fails_leaves_no_thread() -> None:
+    """It can be repeated."""
+    thread, database = INNER._DatabaseThread(), StubDatabase(fails=True)
+    before = threading.active_count()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="connecting failed"):
+            thread.connect(cast("Any", database))
+        assert (thread._background, threading.active_count()) == (None, before)
+
+
+def test_at_the_exit_each_database_has_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the others."""
+    databases = [StubDatabase(fails=fails) for fails in (True, False, True)]
+    threads = [INNER._DatabaseThread() for _ in databases]
+    for database, thread in zip(databases, threads, strict=True):
+        fails, database.fails = database.fails, False
+        thread.connect(cast("Any", database))
+        database.fails = fails
+    monkeypatch.setattr(sync, "_threads", dict(zip(databases, threads, strict=True)))
+    INNER._disconnect_all()
+    assert [database.withins for database in databases] == [[INNER._EXIT_TIME]] * 3
+    assert [thread._background for thread in threads] == [None] * 3

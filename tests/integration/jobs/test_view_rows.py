@@ -45,6 +45,8 @@ PATTERNS = (
     *(r"50\%", "gone", "gone-%"),
 )
 
+STATES: tuple[ClaimState, ...] = ("done", "failed", "running")
+
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 
@@ -184,7 +186,7 @@ def test_tokens_and_pins_are_those_of_the_plan(
                 KEYS.pins_of("a"): write_sheet("a", pins),
             }
         )
-        tokens = dict(views.ask("SELECT token_id, node FROM sync_token"))
+        tokens: dict[int, str] = dict(views.ask("SELECT token_id, node FROM sync_token"))
         assert tokens == find_token_owners(plan), seed
         rows = views.ask(f"SELECT {columns} FROM sync_lock")
         assert sorted(rows, key=repr) == sorted(expect_pins(plan, pins), key=repr), seed
@@ -213,7 +215,7 @@ def test_claims_are_of_the_local_day_on_which_they_started(
         records: dict[str, Json] = {}
         expected = set()
         times = [dt.time(0, 30), dt.time(12), dt.time(23, 30)]
-        cases = itertools.product(times, (-1, 0, 1), ("done", "failed", "running"))
+        cases = itertools.product(times, (-1, 0, 1), STATES)
         for number, (at, days, state) in enumerate(cases):
             date = day + dt.timedelta(days=days)
             started = dt.datetime.combine(day, at, ZoneInfo(zone)).timestamp()
@@ -262,7 +264,7 @@ def test_a_silent_node_is_dead_before_its_death_is_written(views: Views, kind: s
     for name, silence in silences.items():
         statement = f"UPDATE {table} SET written = written - {age} WHERE key = %s"
         views.run(statement, silence, f"session/{name}.1")
-    statuses = dict(views.ask("SELECT name, status FROM sync_node"))
+    statuses: dict[str, str] = dict(views.ask("SELECT name, status FROM sync_node"))
     assert statuses == {"talks": "ACTIVE", "pauses": "ACTIVE", "silent": "DEAD", "short": "DEAD"}
 
 
