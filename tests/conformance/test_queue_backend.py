@@ -20,7 +20,7 @@ from queue_locations import (
 )
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
-from jobsync.core.messages import FINISHED, LIVE, REVOKED, Transition
+from jobsync.core.messages import FINISHED, LIVE, REVOKED, MessageState, Transition
 from jobsync.queue.backend import (
     MAX_MESSAGE,
     ClaimResult,
@@ -747,6 +747,26 @@ async def test_browsing_is_paged(backend: QueueBackend) -> None:
         assert found == expected
     (kept, _) = await backend.browse("claimed")
     assert (kept.session, kept.attempts) == (ME, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("move", "state"), [("complete", "completed"), ("cancel", "cancelled"), ("bury", "dead")]
+)
+async def test_messages_that_ended_at_the_same_time_are_listed_in_pages(
+    backend: QueueBackend, move: Transition, state: MessageState, limit: int
+) -> None:
+    """Those of one batch: a page that ends among them is followed by the rest."""
+    await backend.push(new_messages(*range(5)))
+    messages = await claim(backend)
+    batch = [Settlement(receipt=each.receipt, move=move) for each in messages]
+    assert await backend.settle(batch) == [True] * 5
+    found, after = list[str](), ""
+    while page := await backend.browse(state, after=after, limit=limit):
+        assert len(page) <= limit
+        found += [each.id for each in page]
+        after = page[-1].cursor
+    assert sorted(found) == [each.id for each in messages]
 
 
 async def test_browsing_shows_times(location: QueueLocation, backend: QueueBackend) -> None:
