@@ -1,6 +1,6 @@
 """Two queues in one database, with the same tasks, groups, keys and sessions: each is its own."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +47,40 @@ class Queue:
         await queue.push("suspect")
         await queue.claim(session=DEAD)
         await backend.end_claims({DEAD})
-        await queue.push("head", group="g")
-        await queue.push("follower", group="g")
-        await queue.push("held", key="k")
+        await queue.push_all(
+            queue.build("head", group="g"),
+            queue.build("follower", group="g"),
+            queue.build("held", key="k"),
+        )
         queue.claimed = await queue.claim()
         await queue.push("lost")
         await queue.claim(session=DEAD)
         reports = [ProgressReport(each.receipt, 0.5, "half") for each in queue.claimed]
         await backend.report_progress(reports)
-        await queue.push("ready")
-        await queue.push("urgent", priority=5)
-        await queue.push("task", task="send")
-        await queue.push("urgent-task", task="send", priority=5)
-        await queue.push("late", delay=1)
-        await queue.push("late-task", task="send", delay=1)
-        await queue.push("later", delay=10 * HOUR)
-        await queue.push("later-key", key="later", key_ttl=HOUR, delay=10 * HOUR)
+        await queue.push_all(
+            queue.build("ready"),
+            queue.build("urgent", priority=5),
+            queue.build("task", task="send"),
+            queue.build("urgent-task", task="send", priority=5),
+            queue.build("late", delay=1),
+            queue.build("late-task", task="send", delay=1),
+            queue.build("later", delay=10 * HOUR),
+            queue.build("later-key", key="later", key_ttl=HOUR, delay=10 * HOUR),
+        )
         return queue
 
-    async def push(self, label: str, **options: Any) -> Any:
+    def build(self, label: str, **options: Any) -> NewMessage:
+        """Return a new message."""
+        return NewMessage(id=f"{self.name}-{label}", value=label, max_attempts=4, **options)
+
+    async def push_all(self, *new_messages: NewMessage) -> Mapping[str, str]:
+        """Push messages; return who holds their keys."""
+        self.ids += [each.id for each in new_messages]
+        return await self.backend.push(new_messages)
+
+    async def push(self, label: str, **options: Any) -> Mapping[str, str]:
         """Push a message."""
-        self.ids.append(f"{self.name}-{label}")
-        new = NewMessage(id=self.ids[-1], value=label, max_attempts=4, **options)
-        return await self.backend.push([new])
+        return await self.push_all(self.build(label, **options))
 
     async def claim(self, session: str = ME, **options: Any) -> list[Message]:
         """Claim all that can be claimed."""

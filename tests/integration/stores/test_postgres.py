@@ -871,6 +871,24 @@ async def test_overlapping_batches_do_not_deadlock(url: str, connect: Connect) -
     assert {record.key: record.seq for record in await stores[0].scan("n/")} == applied
 
 
+async def test_a_batch_locks_rows_by_key_whatever_the_plan(
+    name: str, url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """Who waits for a row holds none that comes after it, even if the table is read in order."""
+    store = await connect(url)
+    b, a = await store.create("n/b", 0), await store.create("n/a", 0)
+    admin.execute("ANALYZE jobsync_record")
+    for setting in ("enable_nestloop", "enable_mergejoin"):
+        admin.execute(f"ALTER DATABASE {name} SET {setting} = off".encode())
+    store = await connect(url)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/a' FOR UPDATE")
+        writing = asyncio.create_task(store.write([b.replace(1), a.replace(1)]))
+        await wait_until_true(admin, BLOCKED)
+        stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/b' FOR UPDATE NOWAIT")
+    assert [type(outcome) for outcome in await writing] == [Applied, Applied]
+
+
 async def test_the_victim_of_a_deadlock_is_retried(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
