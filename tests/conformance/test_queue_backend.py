@@ -1911,6 +1911,19 @@ async def test_settlements_with_and_without_results_share_a_batch(backend: Queue
     assert info.result == [2]
 
 
+async def test_a_purge_of_other_messages_leaves_results(backend: QueueBackend) -> None:
+    """What a completed message returned is shown as long as the message is."""
+    await backend.push(new_messages(1, 2))
+    one, two = await claim(backend)
+    done = Settlement(receipt=one.receipt, move="complete", result=StoredResult("7"))
+    assert await backend.settle([done]) == [True]
+    assert await settle(backend, two.receipt, "bury")
+    assert await backend.purge(["dead"]) == 1
+    kept = await backend.get(one.id)
+    assert kept is not None
+    assert kept.result == 7
+
+
 async def test_results_are_forgotten_with_their_messages(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

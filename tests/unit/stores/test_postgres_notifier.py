@@ -30,6 +30,7 @@ from jobsync.core.clock import Clock
 from jobsync.core.urls import PostgresUrl
 from jobsync.stores.postgres import listener as listener_module
 from jobsync.stores.postgres import schema as schema_module
+from jobsync.stores.postgres import store as store_module
 from jobsync.stores.postgres.listener import Listener
 from jobsync.stores.postgres.notifier import Notifier, PoolAccess
 from jobsync.stores.postgres.pool import ReplyLost
@@ -489,3 +490,183 @@ async def test_tables_are_used_unless_they_say_that_this_code_is_too_old(
             await reading
     else:
         assert await reading == version
+
+
+class FailingPool(RecordingPool):
+    """Raises what the test says, as often as it says."""
+
+    def __init__(self, clock: FakeClock, *errors: BaseException | None) -> None:
+        super().__init__(clock)
+        self.errors = list(errors)
+
+    async def run(self, statement: str, parameters: Any = ()) -> list[Any]:
+        """Raise the next error, or answer."""
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        if statement.startswith("SELECT pg_notify"):
+            return await super().run(statement, parameters)
+        return [("1",)]
+
+    async def copy(self, statement: str, rows: Any) -> None:
+        """Raise the next error, or do nothing."""
+        await self.run(statement, rows)
+
+    def check_usable(self) -> None:
+        """It is."""
+
+
+def build_notifier(pool: Any, clock: FakeClock, *, listens: bool = True) -> Notifier:
+    """Return a notifier with this pool."""
+    return Notifier(pool, "channel", build_components(clock), listens=listens)
+
+
+REFUSALS = [
+    ReplyLost("gone"),
+    Unavailable("server", "gone"),
+    Misconfigured("url", "server", "is refused", "correct it"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+async def test_polling_goes_on_after_every_failure(error: Exception) -> None:
+    """All are woken when the server goes, and when it is back; nobody gets an error."""
+    clock = StandingClock()
+    pool = FailingPool(clock, None, error, None, error)
+    notifier = build_notifier(pool, clock, listens=False)
+    for _ in range(3):
+        waiting = asyncio.create_task(notifier.wait("n/", 3600))
+        await let_run()
+        clock.move(0.5)
+        await let_run()
+        assert waiting.done()
+        await waiting
+    assert not pool.errors
+    await notifier.close()
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+async def test_closing_survives_what_has_become_of_the_server(error: Exception) -> None:
+    """What could not be notified is left to the polls of others, and waiters are woken."""
+    clock = StandingClock()
+    notifier = build_notifier(FailingPool(clock, None, error), clock, listens=False)
+    waiting = asyncio.create_task(notifier.wait("n/", 3600))
+    await let_run()
+    notifier.notify_later(["n/"])
+    await notifier.close()
+    await waiting
+
+
+async def test_closing_wakes_waiters_even_if_there_is_nothing_to_notify() -> None:
+    """They look at the store once more, and find it closed."""
+    clock = StandingClock()
+    notifier = build_notifier(FailingPool(clock), clock, listens=False)
+    waiters = [asyncio.create_task(notifier.wait(topic, 3600)) for topic in ("n/", "n/", "h")]
+    await let_run()
+    assert not any(waiter.done() for waiter in waiters)
+    await notifier.close()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*waiters)
+
+
+async def test_a_failure_in_the_background_is_raised_to_all_at_once() -> None:
+    """Those who wait need not wait in vain, and those who come later hear of it, too."""
+    clock = StandingClock()
+    notifier = build_notifier(FailingPool(clock, None, ZeroDivisionError()), clock, listens=False)
+    waiters = [asyncio.create_task(notifier.wait(topic, 3600)) for topic in ("n/", "n/", "h")]
+    await let_run()
+    clock.move(0.5)
+    async with asyncio.timeout(60):
+        errors = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 3
+    with pytest.raises(ZeroDivisionError):
+        notifier.take_due(["n/"])
+    await notifier.close()
+
+
+async def test_of_many_topics_those_that_rest_are_remembered() -> None:
+    """However many there were before, none is notified again within its pause."""
+    clock = StandingClock()
+    notifier = build_notifier(FailingPool(clock), clock)
+    old = [f"old-{n}" for n in range(800)]
+    young = [f"young-{n}" for n in range(800)]
+    assert notifier.take_due(old) == old
+    clock.move(COOLDOWN / 2)
+    assert notifier.take_due(young) == young
+    clock.move(COOLDOWN * 0.75)
+    assert notifier.take_due(["another"]) == ["another"]
+    # Those that rest no longer are forgotten.
+    assert len(notifier._cooldown_ends) == 801
+    assert notifier.take_due([*young, "another"]) == []
+    assert notifier.take_due(old) == old
+    await notifier.close()
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+@pytest.mark.parametrize("error", [None, *REFUSALS], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("call", ["run", "copy"])
+async def test_workers_are_told_of_every_push_that_may_have_arrived(
+    call: str, error: Exception | None, is_due: bool
+) -> None:
+    """With the statement if that may notify now, else soon; of one in doubt, too."""
+    clock = StandingClock()
+    pool = FailingPool(clock, error)
+    notifier = build_notifier(pool, clock)
+    access = PoolAccess(cast("Any", pool), notifier, '"schema"')
+    if not is_due:
+        notifier.take_due(["queue/a"])
+    raised: Exception | None = None
+    try:
+        if call == "run":
+            await access.run_and_notify("INSERT", "INSERT, notify", {}, "queue/a")
+        else:
+            await access.copy_and_notify("COPY", [], "queue/a")
+    except (OutcomeUnknown, Unavailable, Misconfigured) as found:
+        raised = found
+    assert type(raised) is (OutcomeUnknown if isinstance(error, ReplyLost) else type(error))
+    in_doubt = isinstance(error, ReplyLost)
+    expected = {"queue/a"} if in_doubt or (error is None and not is_due) else set()
+    assert notifier._deferred == expected
+    await notifier.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_store_on_another_loop_prepares_statements_only_without_a_pooler(
+    listens: bool,
+) -> None:
+    """Behind one, the next statement may run in another session."""
+    clock = StandingClock()
+    pool: Any = FailingPool(clock)
+    pool.name = "server"
+    notifier = build_notifier(pool, clock, listens=listens)
+    access = PoolAccess(pool, notifier, '"schema"')
+    components = build_components(clock)
+    store = PostgresStore(pool, access, components)
+    another = PostgresStore.open_like(
+        store, PostgresUrl(host="127.0.0.1", database="d"), components
+    )
+    assert (another._pool._prepare_after is not None) is listens
+    assert another._notifier.listens is listens
+    assert (another.sql.schema, another.sql.channel) == (access.schema, "channel")
+    await another.close()
+    await notifier.close()
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("server", "gone"), REFUSALS[2], asyncio.CancelledError(), TimeoutError()]
+)
+async def test_a_connect_that_fails_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Whatever it fails with, the pool is closed."""
+    pools: list[Any] = []
+
+    async def fail(pool: Any, *_: object) -> Any:
+        pools.append(pool)
+        raise error
+
+    monkeypatch.setattr(store_module, "_prepare", fail)
+    expected = Unavailable if isinstance(error, TimeoutError) else type(error)
+    with pytest.raises(expected):
+        await PostgresStore.connect(PostgresUrl(host="127.0.0.1", database="d"))
+    assert [pool._is_closed for pool in pools] == [True]
