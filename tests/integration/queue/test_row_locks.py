@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
-import psycopg
 import pytest
 from psycopg import AsyncConnection
 from queue_locations import PostgresQueues
@@ -234,10 +233,18 @@ async def test_a_claim_leaves_messages_that_others_have_locked(
 # What waits for others. One claim has `a` and `b`, and another transaction completes `a`.
 
 
+class Claimed(NamedTuple):
+    """The messages of one claim."""
+
+    stage: Stage
+    a: Message
+    b: Message
+
+
 class Waiting(NamedTuple):
     """What is done to the claim meanwhile, and what becomes of it."""
 
-    work: Callable[[Stage, Message, Message], Coroutine[Any, Any, Any]]
+    work: Callable[[Claimed], Coroutine[Any, Any, Any]]
     result: Any
     b: str
     """The state of `b`; `a` is completed."""
@@ -258,33 +265,33 @@ async def cancel(stage: Stage, name: str) -> str | None:
 
 WAITING = {
     "complete the other": Waiting(
-        lambda stage, a, b: settle(stage.backend, "complete", b), [True], "completed"
+        lambda it: settle(it.stage.backend, "complete", it.b), [True], "completed"
     ),
     "complete both": Waiting(
-        lambda stage, a, b: settle(stage.backend, "complete", a, b), [True, True], "completed"
+        lambda it: settle(it.stage.backend, "complete", it.a, it.b), [True, True], "completed"
     ),
     "complete both, of which it knows nothing yet": Waiting(
-        lambda stage, a, b: settle(stage.elsewhere, "complete", a, b), [True, True], "completed"
+        lambda it: settle(it.stage.elsewhere, "complete", it.a, it.b), [True, True], "completed"
     ),
     "complete the other with a result": Waiting(
-        lambda stage, a, b: complete_with_result(stage, b), [True], "completed"
+        lambda it: complete_with_result(it.stage, it.b), [True], "completed"
     ),
     "retry the other": Waiting(
-        lambda stage, a, b: settle(stage.backend, "retry", b), [True], "waiting"
+        lambda it: settle(it.stage.backend, "retry", it.b), [True], "waiting"
     ),
     "retry both": Waiting(
-        lambda stage, a, b: settle(stage.backend, "retry", a, b), [False, True], "waiting"
+        lambda it: settle(it.stage.backend, "retry", it.a, it.b), [False, True], "waiting"
     ),
     "extend both": Waiting(
-        lambda stage, a, b: stage.backend.extend([a.receipt, b.receipt], 90),
+        lambda it: it.stage.backend.extend([it.a.receipt, it.b.receipt], 90),
         [False, True],
         "claimed",
     ),
-    "cancel it": Waiting(lambda stage, a, b: cancel(stage, "a"), None, "claimed"),
-    "cancel the other": Waiting(lambda stage, a, b: cancel(stage, "b"), ME, "cancelled"),
-    "purge what is claimed": Waiting(lambda stage, a, b: stage.backend.purge(["claimed"]), 1, ""),
+    "cancel it": Waiting(lambda it: cancel(it.stage, "a"), None, "claimed"),
+    "cancel the other": Waiting(lambda it: cancel(it.stage, "b"), ME, "cancelled"),
+    "purge what is claimed": Waiting(lambda it: it.stage.backend.purge(["claimed"]), 1, ""),
     "read what became of it": Waiting(
-        lambda stage, a, b: stage.backend.transactions.read_outcome(a.receipt),
+        lambda it: it.stage.backend.transactions.read_outcome(it.a.receipt),
         "completed",
         "claimed",
     ),
@@ -300,7 +307,7 @@ async def test_a_claim_is_changed_as_others_have_left_it(
     await stage.elsewhere.push(new_messages(*"ab"))
     a, b = await claim(stage.elsewhere)
     assert await stage.backend.transactions.complete_within(other, a.receipt)
-    work = case.work(stage, a, b)
+    work = case.work(Claimed(stage, a, b))
     assert await run_beside(other, stage.location, work) == (case.result, True)
     expected = {"a": "completed", "b": case.b} if case.b else {"a": "completed"}
     assert await read_states(stage.backend) == expected
