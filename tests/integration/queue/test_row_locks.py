@@ -19,6 +19,7 @@ from jobsync.queue.sql.claims import MAX_CLAIM_BYTES
 from jobsync.queue.sql.message_rows import encode_payloads
 from jobsync.queue.sql.postgres import PostgresBackend
 from jobsync.queue.sql.postgres_places import run_steps
+from jobsync.queue.transaction_backend import TransactionBackend
 
 ME = "worker-1.a"
 ONE_AT_A_TIME = QueueLimits(max_concurrency=1)
@@ -33,6 +34,12 @@ class Stage(NamedTuple):
     location: PostgresQueues
     backend: PostgresBackend
     elsewhere: PostgresBackend
+
+    @property
+    def transactions(self) -> TransactionBackend:
+        """Those of handlers."""
+        assert self.backend.transactions is not None
+        return self.backend.transactions
 
 
 Open = Callable[..., Awaitable[Stage]]
@@ -291,7 +298,7 @@ WAITING = {
     "cancel the other": Waiting(lambda it: cancel(it.stage, "b"), ME, "cancelled"),
     "purge what is claimed": Waiting(lambda it: it.stage.backend.purge(["claimed"]), 1, ""),
     "read what became of it": Waiting(
-        lambda it: it.stage.backend.transactions.read_outcome(it.a.receipt),
+        lambda it: it.stage.transactions.read_outcome(it.a.receipt),
         "completed",
         "claimed",
     ),
@@ -306,7 +313,7 @@ async def test_a_claim_is_changed_as_others_have_left_it(
     stage = await open_stage()
     await stage.elsewhere.push(new_messages(*"ab"))
     a, b = await claim(stage.elsewhere)
-    assert await stage.backend.transactions.complete_within(other, a.receipt)
+    assert await stage.transactions.complete_within(other, a.receipt)
     work = case.work(Claimed(stage, a, b))
     assert await run_beside(other, stage.location, work) == (case.result, True)
     expected = {"a": "completed", "b": case.b} if case.b else {"a": "completed"}

@@ -72,6 +72,8 @@ class Queue:
             queue.build("later", delay=10 * HOUR),
             queue.build("later-key", key="later", key_ttl=HOUR, delay=10 * HOUR),
         )
+        # Some delays are over.
+        location.advance(2)
         return queue
 
     def build(self, label: str, **options: Any) -> NewMessage:
@@ -252,6 +254,7 @@ async def test_what_is_shown_of_a_queue_is_its_own(location: Location) -> None:
     mine, others = await Queue.fill(location, MINE), await Queue.fill(location, OTHERS)
     await others.backend.purge(["waiting", "completed"])
     await others.settle("complete", others.claimed)
+    await others.claim(session="worker-3.c")
     await others.backend.pause("because")
     await others.backend.end_claims({DEAD})
     location.execute("UPDATE {}.jobsync_message SET format = 9 WHERE queue = 'others'")

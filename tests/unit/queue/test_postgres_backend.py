@@ -412,6 +412,7 @@ async def test_an_opening_that_is_cancelled_leaves_no_connection(
     opening = FakeOpening()
     access.user_connections = cast("Any", opening)
     monkeypatch.setattr(postgres_transactions, "_execute_blocking", lambda *_: [("1",)])
+    assert backend.transactions is not None
     beginning = asyncio.create_task(backend.transactions.begin(1.0, is_blocking=True))
     await asyncio.sleep(0)
     beginning.cancel()

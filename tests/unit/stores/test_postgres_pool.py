@@ -275,6 +275,25 @@ async def test_a_refused_connection_takes_no_place() -> None:
     await pool.close()
 
 
+async def test_a_pool_looks_at_its_statements_as_long_as_others_wait() -> None:
+    """Also after it has found a long one; and not once it is closed."""
+    pool = FakePool(1)
+    asking = [asyncio.create_task(pool.run("SELECT 1")) for _ in range(3)]
+    await settle()
+    for _ in range(_LONG_CHECKS + 1):
+        pool.look()
+        assert pool.is_looking()
+        await settle()
+    assert len(pool.busy) == 2
+    timer = pool._long_check
+    assert timer is not None
+    await pool.close()
+    assert timer.cancelled()
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+
 async def test_a_pool_that_closes_leaves_no_connection() -> None:
     """Neither an idle one, nor those in use when they are released."""
     pool = FakePool(2)
