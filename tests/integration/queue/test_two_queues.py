@@ -254,10 +254,12 @@ async def test_what_is_shown_of_a_queue_is_its_own(location: Location) -> None:
     mine, others = await Queue.fill(location, MINE), await Queue.fill(location, OTHERS)
     await others.backend.purge(["waiting", "completed"])
     await others.settle("complete", others.claimed)
+    await others.push("stranger", group="theirs")
     await others.claim(session="worker-3.c")
     await others.backend.pause("because")
     await others.backend.end_claims({DEAD})
-    location.execute("UPDATE {}.jobsync_message SET format = 9 WHERE queue = 'others'")
+    for table in ("message", "claim"):
+        location.execute(f"UPDATE {{}}.jobsync_{table} SET format = 9 WHERE queue = 'others'")
     shown = [each.id for state in (*LIVE, *FINISHED) for each in await mine.backend.browse(state)]
     assert sorted(shown) == sorted(mine.ids)
     counts = await mine.backend.count()
@@ -274,6 +276,8 @@ async def test_what_is_shown_of_a_queue_is_its_own(location: Location) -> None:
     head = await directory.find_head(MINE, "g")
     assert head is not None
     assert head.queue == MINE
+    assert await directory.find_head(MINE, "theirs") is None
+    assert await directory.find_head(OTHERS, "theirs") is not None
     live = await directory.list(MINE, "queue", after="", limit=100)
     dead = await directory.list(MINE, "dead", after="", limit=100)
     assert {each.queue for each in (*live, *dead)} == {MINE}
