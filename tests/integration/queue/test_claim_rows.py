@@ -305,3 +305,20 @@ async def test_a_claim_beside_those_of_others_says_that_there_may_be_more(
             found.append(([each.id for each in claimed.messages], claimed.more))
     assert found == [([], True), (["c", "d"], False)]
     assert [each.id for each in await claim(backend, tasks=["send"])] == ["a", "b"]
+
+
+@pytest.mark.parametrize("move", [None, "retry", "complete", "cancel", "bury"])
+@pytest.mark.parametrize("is_partial", [False, True])
+async def test_a_push_in_doubt_is_found_whatever_became_of_its_messages(
+    backend: QueueBackend, move: Transition | None, *, is_partial: bool
+) -> None:
+    """Waiting, claimed or finished, in a claim that is closed or not."""
+    assert isinstance(backend, PostgresBackend)
+    await backend.push(new_messages("a", "b"))
+    assert await backend._exists(["a", "z"])
+    messages = await claim(backend, 2 if is_partial else 1)
+    assert await backend._exists(["a"])
+    if move is not None:
+        assert await settle(backend, messages[:1], move) == [True]
+    assert await backend._exists(["a"])
+    assert not await backend._exists(["z"])
