@@ -314,8 +314,11 @@ async def test_a_push_in_doubt_is_found_whatever_became_of_its_messages(
 ) -> None:
     """Waiting, claimed or finished, in a claim that is closed or not."""
     assert isinstance(backend, PostgresBackend)
-    await backend.push(new_messages("a", "b"))
+    await backend.push(new_messages("a", "b", "c"))
     assert await backend._exists(["a", "z"])
+    # Nobody has ever claimed it.
+    assert await backend.cancel("c") is not None
+    assert await backend._exists(["c"])
     messages = await claim(backend, 2 if is_partial else 1)
     assert await backend._exists(["a"])
     if move is not None:
