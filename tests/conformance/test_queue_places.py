@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +43,11 @@ PAGES_DIFFER = {
     "test_a_delayed_head_blocks_its_group": _GROUPS,
     "test_a_group_is_used_again_after_it_was_empty": _GROUPS,
     "test_dead_letters_go_to_the_end_of_their_group": _GROUPS,
+    "test_a_message_that_was_blocked_lets_none_pass_its_head": _GROUPS,
+    "test_the_next_of_a_group_comes_when_its_head_is_taken_away": _GROUPS,
+    "test_groups_of_queues_are_their_own": _GROUPS,
     "test_a_purge_leaves_no_group_without_a_head": _GROUPS,
+    "test_the_limit_of_a_task_holds_for_all_its_messages": _LIMITS,
     "test_a_lost_reply_to_a_settlement_advances_a_group_once": _GROUPS,
     "test_who_has_not_seen_the_claims_settles_groups_and_others_together": _GROUPS,
     "test_a_batch_that_is_settled_in_part_is_in_doubt": _GROUPS,
@@ -186,6 +190,60 @@ async def test_messages_are_claimed_in_the_order_of_the_queue(
     assert found == expected
 
 
+RANKS: dict[QueueOrder, Callable[[int, int], Any]] = {
+    "fifo": lambda number, priority: (priority != 0, -priority, number),
+    "lifo": lambda number, priority: (priority != 0, -priority, number if priority else -number),
+    "priority": lambda number, priority: (-priority, number),
+}
+"""Where a message stands in each order, likewise."""
+
+
+@pytest.mark.parametrize("order", RANKS)
+async def test_each_task_has_messages_of_every_rank_in_one_order(
+    location: QueueLocation, order: QueueOrder
+) -> None:
+    """One at a time, whichever task has the next one; a message without a task is like others."""
+    backend = await location.open("emails", order=order)
+    tasks = ("a", "", "b")
+    ranked = [*enumerate(each for each in (-2, 3, 0, -1, 0, 4) for _ in tasks)]
+    await add(backend, *[new(n, priority=each, task=tasks[n % 3]) for n, each in ranked])
+    expected = [n for n, each in sorted(ranked, key=lambda pair: RANKS[order](*pair))]
+    assert await drain(backend, tasks=tasks) == expected
+
+
+@MIXES
+@pytest.mark.parametrize("order", RANKS)
+async def test_a_suspect_comes_alone_in_every_order(
+    location: QueueLocation, order: QueueOrder, tasks: Sequence[str]
+) -> None:
+    """Others that have waited are claimed without it."""
+    backend = await location.open("emails", order=order)
+    await add(backend, *[new(n, task=task) for n, task in enumerate(tasks)])
+    await claim(backend, tasks=tasks)
+    await backend.end_claims({ME})
+    await add(backend, *[new(10 + n, task=task, delay=5) for n, task in enumerate(tasks)])
+    location.advance(10)
+    found = await backend.claim(10, session=ME, visibility=60, tasks=tasks)
+    assert sorted(values(found.messages)) == [10 + n for n in range(len(tasks))]
+    assert found.suspects
+    alone = [await claim(backend, 1, tasks=tasks, suspects=True) for _ in tasks]
+    assert sorted(n for each in alone for n in values(each)) == [*range(len(tasks))]
+
+
+@pytest.mark.parametrize("order", RANKS)
+async def test_each_message_of_a_claim_is_found_in_every_order(
+    location: QueueLocation, order: QueueOrder
+) -> None:
+    """By its id, while it is claimed and when it is completed."""
+    backend = await location.open("emails", order=order)
+    await push(backend, *range(4))
+    messages = await claim(backend)
+    for state in ("claimed", "completed"):
+        found = [await backend.get(each.id) for each in messages]
+        assert [info and info.state for info in found] == [state] * 4
+        await settle(backend, messages)
+
+
 @MIXES
 @pytest.mark.parametrize("move", RETURNS)
 @pytest.mark.parametrize(
@@ -322,6 +380,74 @@ async def test_dead_letters_go_to_the_end_of_their_group(backend: QueueBackend) 
     assert await backend.redrive() == 2
     assert (await backend.count())["blocked"] == 1
     assert await drain(backend) == [4, 5]
+
+
+REMOVALS: dict[str, Callable[[QueueBackend], Awaitable[object]]] = {
+    "purge": lambda backend: backend.purge(["blocked"]),
+    "delete": lambda backend: backend.delete("id-2"),
+    "cancel": lambda backend: backend.cancel("id-2"),
+}
+
+
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
+async def test_a_message_that_was_blocked_lets_none_pass_its_head(
+    backend: QueueBackend, remove: Callable[[QueueBackend], Awaitable[object]]
+) -> None:
+    """What comes later waits for the head, although the one in between is gone."""
+    await push(backend, 1, 2, group="a")
+    head = await claim(backend)
+    await remove(backend)
+    await push(backend, 3, 4, group="a")
+    assert await claim(backend) == []
+    await settle(backend, head)
+    assert values(await claim(backend)) == [3]
+
+
+@pytest.mark.parametrize("call", ["cancel", "delete"])
+@pytest.mark.parametrize("state", ["ready", "claimed"])
+async def test_the_next_of_a_group_comes_when_its_head_is_taken_away(
+    backend: QueueBackend, call: str, state: str
+) -> None:
+    """A claimed message is cancelled, not deleted; a head that comes back is the last."""
+    await push(backend, 1, 2, group="a")
+    if state == "claimed":
+        await claim(backend)
+    await getattr(backend, call)("id-1")
+    if (call, state) == ("delete", "claimed"):
+        assert await claim(backend) == []
+        return
+    second = await claim(backend)
+    assert values(second) == [2]
+    assert await backend.redrive(["id-1"]) == (call == "cancel")
+    assert await claim(backend) == []
+    await settle(backend, second)
+    assert values(await claim(backend)) == ([1] if call == "cancel" else [])
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_groups_of_queues_are_their_own(location: QueueLocation, most: int) -> None:
+    """What ends in a group of one queue leaves that of another as it is."""
+    limits = QueueLimits(group_concurrency=most)
+    emails, reports = [await location.open(name, limits=limits) for name in ("emails", "reports")]
+    for backend in (emails, reports):
+        name = backend.topic
+        await push(backend, *[f"{name}-{n}" for n in range(most)], group="a")
+    held = await claim(emails)
+    await claim(reports)
+    await push(reports, "late", group="a")
+    heads = [await location.open_directory().find_head(each, "a") for each in ("emails", "reports")]
+    assert [head and (head.queue, head.state) for head in heads] == [
+        ("emails", "claimed"),
+        ("reports", "claimed"),
+    ]
+    for message in held:
+        await settle(emails, [message])
+        await push(reports, f"after-{message.id}", group="a")
+        assert await claim(reports) == []
+    assert await location.open_directory().find_head("emails", "a") is None
+    assert (await reports.count())["blocked"] == 1 + most
+    await push(emails, "again", group="a")
+    assert values(await claim(emails)) == ["again"]
 
 
 @pytest.mark.parametrize("states", [["ready", "waiting"], ["claimed"], ["blocked"]])
@@ -907,17 +1033,20 @@ async def test_messages_are_claimed_at_the_rate_of_the_queue(
     assert await claim(other) == []
 
 
-async def test_a_rate_counts_on_after_its_clock_has_changed(location: QueueLocation) -> None:
+@pytest.mark.parametrize("kind", ["another boot", "a later time"])
+async def test_a_rate_counts_on_after_its_clock_has_changed(
+    location: QueueLocation, kind: str
+) -> None:
     """The machine was started again, or the server's clock set back: nobody waits for that."""
     backend = await location.open("emails", limits=QueueLimits(rate=0.1))
     assert isinstance(location, SqliteQueues | PostgresQueues)
+    change = "refilled = '2999-01-01'"
+    if isinstance(location, SqliteQueues):
+        # Without an id of the boot, a time of an earlier one may be later than now.
+        change = "boot = boot + 1" if kind == "another boot" else "refilled = refilled + 1e9"
     await push(backend, *range(3))
     assert len(await claim(backend)) == 1
-    location.execute(
-        "UPDATE jobsync_limit SET boot = boot + 1"
-        if isinstance(location, SqliteQueues)
-        else "UPDATE {}.jobsync_limit SET refilled = '2999-01-01'"
-    )
+    location.execute(f"UPDATE {{}}.jobsync_limit SET {change}")
     assert await claim(backend) == []
     location.advance(12)
     assert len(await claim(backend)) == 1
@@ -980,6 +1109,26 @@ async def test_no_more_messages_of_a_task_are_claimed_than_it_allows(
     ]
     assert count_tasks([each for messages in found for each in messages])["a"] == 2
     assert "a" not in count_tasks(await claim_tasks(other, 9))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"priority": 4}, {"priority": -4}, {"delay": 5}, {"group": "g"}], ids=str
+)
+@pytest.mark.parametrize("order", RANKS)
+async def test_the_limit_of_a_task_holds_for_all_its_messages(
+    location: QueueLocation, order: QueueOrder, options: dict[str, Any]
+) -> None:
+    """Wherever they stand; of a claim of several, each that is settled frees a place."""
+    limits = QueueLimits(tasks={"a": QueueLimits(max_concurrency=2)}, group_concurrency=9)
+    backend = await location.open("emails", order=order, limits=limits)
+    await push(backend, *range(5), task="a", **options)
+    location.advance(10)
+    held = await claim(backend, tasks=["a"])
+    assert len(held) == 2
+    assert await claim(backend, tasks=["a"]) == []
+    await settle(backend, held[:1])
+    assert len(await claim(backend, tasks=["a"])) == 1
+    assert await claim(backend, tasks=["a"]) == []
 
 
 async def test_claims_of_a_task_at_the_same_time_count_each_other(location: QueueLocation) -> None:
