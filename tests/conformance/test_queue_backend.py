@@ -56,10 +56,12 @@ PAGES_DIFFER = {
     "test_an_id_that_exists_is_refused": _IDS,
     "test_an_id_that_waits_is_in_use": _IDS,
     "test_a_message_that_dies_again_is_not_redriven_again": _STEPS,
+    "test_dead_letters_come_back_in_the_order_in_which_they_died": _STEPS,
     "test_a_redrive_that_fails_halfway_says_so": _STEPS,
     "test_messages_finished_long_ago_are_removed": _HOUR,
     "test_each_message_of_a_claim_is_recorded_separately": _HOUR,
     "test_results_are_forgotten_with_their_messages": _HOUR,
+    "test_all_old_results_are_forgotten_a_part_at_a_time": _HOUR,
     "test_messages_of_newer_code_are_not_changed_from_outside": _WHOLE,
 }
 """Tests that state the ways of a database, and why pages do it in another way.
@@ -324,6 +326,9 @@ async def test_returned_messages_spend_no_attempt(backend: QueueBackend, move: T
         assert await settle(backend, message.receipt, move)
     (kept,) = await backend.browse("waiting")
     assert (kept.attempts, kept.deliveries, kept.errors) == (0, 3, ())
+    assert await settle(backend, (await take(backend)).receipt, "retry", error="boom")
+    (failed,) = await backend.browse("waiting")
+    assert [each.attempt for each in failed.errors] == [1]
 
 
 @pytest.mark.parametrize("move", ["complete", "cancel", "retry", "bury", "release", "snooze"])
@@ -546,7 +551,10 @@ async def test_dead_letters_can_be_redriven(backend: QueueBackend) -> None:
     assert [each.error for each in dead.errors] == ["boom", "still"]
 
 
-@pytest.mark.parametrize("fate", ["retry", "release", "snooze", "lapse", "redrive", "cancel"])
+@pytest.mark.parametrize(
+    "fate",
+    ["retry", "release", "snooze", "lapse", "redrive", "cancel", "revoke", "revoke waiting"],
+)
 async def test_a_message_keeps_what_it_was_enqueued_with(
     location: QueueLocation, backend: QueueBackend, fate: str
 ) -> None:
@@ -557,6 +565,11 @@ async def test_a_message_keeps_what_it_was_enqueued_with(
         match fate:
             case "redrive" | "cancel":
                 await settle(backend, message.receipt, "bury" if fate == "redrive" else "cancel")
+                assert await backend.redrive([message.id]) == 1
+            case "revoke" | "revoke waiting":
+                if fate == "revoke waiting":
+                    await settle(backend, message.receipt, "release")
+                assert await backend.cancel(message.id) is not None
                 assert await backend.redrive([message.id]) == 1
             case "lapse":
                 location.advance(100)
@@ -595,6 +608,22 @@ async def test_a_redriven_message_is_not_suspect_any_more(backend: QueueBackend)
     assert ended.state == "dead"
     assert await backend.redrive() == 1
     assert not (await take(backend)).is_suspect
+
+
+async def test_dead_letters_come_back_in_the_order_in_which_they_died(
+    backend: QueueBackend,
+) -> None:
+    """Not in that of their ids; those that are named, too."""
+    await backend.push(new_messages(1, 2, 3))
+    for names in (None, ["id-2", "id-1", "id-3"]):
+        messages = {message.id: message for message in await claim(backend)}
+        for name in ("id-3", "id-1", "id-2"):
+            assert await settle(backend, messages[name].receipt, "bury")
+        assert await backend.redrive(names) == 3
+        again = await claim(backend)
+        assert values(again) == [3, 1, 2]
+        for message in again:
+            await settle(backend, message.receipt, "release")
 
 
 async def test_all_dead_letters_are_redriven(backend: QueueBackend) -> None:
@@ -1051,6 +1080,16 @@ async def test_messages_of_newer_code_are_left_alone(
     assert [each.id for each in await backend.end_claims()] == [lapsed.id]
 
 
+@pytest.mark.parametrize("options", [{}, {"task": "a"}, {"priority": 3}], ids=str)
+async def test_no_message_of_this_code_is_newer(
+    backend: QueueBackend, options: dict[str, Any]
+) -> None:
+    """Neither before it is claimed nor while it is; a task and a priority are known."""
+    await backend.push(new_messages(1, 2, **options))
+    await take(backend, 1, tasks=["", "a"])
+    assert await backend.find_newer() == {}
+
+
 async def test_an_old_queue_of_newer_messages_is_idle(
     location: QueueLocation, backend: QueueBackend
 ) -> None:
@@ -1500,27 +1539,30 @@ async def test_a_claim_that_is_closed_late_hides_no_completed_message(
     assert found == [each.id for each in (early, second, quick, slow)]
 
 
+@pytest.mark.parametrize("task", ["", "a"])
 async def test_a_paused_queue_delivers_nothing(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, task: str
 ) -> None:
     """No ready, due or suspect messages; those in flight continue."""
     other, beside = await location.open("emails"), await location.open("beside")
-    await backend.push(new_messages(1, 2, 3))
+    wanted = None if task == "" else [task]
+    await backend.push(new_messages(1, 2, 3, task=task))
     await beside.push(new_messages(9))
-    kept, lapsed = await claim(backend, 2)
+    kept, lapsed = await claim(backend, 2, tasks=wanted)
     location.advance(61)
     assert await backend.extend([kept.receipt], 600) == [True]
     assert [each.id for each in await backend.end_claims()] == [lapsed.id]
     assert await other.pause("a deployment") is True
-    claimed = await backend.claim(10, session=ME, visibility=60)
-    assert (claimed.messages, claimed.suspects) == ([], False)
-    assert await claim(backend, 1, suspects=True) == []
+    for _ in range(2):
+        claimed = await backend.claim(10, session=ME, visibility=60, tasks=wanted)
+        assert (claimed.messages, claimed.suspects) == ([], False)
+    assert await claim(backend, 1, suspects=True, tasks=wanted) == []
     assert await backend.count() == {"claimed": 1, "ready": 1, "waiting": 1}
     assert await settle(backend, kept.receipt)
     assert values(await claim(beside)) == [9]
     assert await backend.resume() is True
-    assert values(await claim(backend, suspects=True)) == [2]
-    assert values(await claim(backend)) == [3]
+    assert values(await claim(backend, suspects=True, tasks=wanted)) == [2]
+    assert values(await claim(backend, tasks=wanted)) == [3]
 
 
 async def test_pausing_or_resuming_again_changes_nothing(
@@ -1564,9 +1606,9 @@ async def test_a_directory_lists_every_queue(
 ) -> None:
     """With the messages in each state, their sessions, and the age of the oldest."""
     beside = await location.open("beside")
-    await backend.push(new_messages(1, 2, 3, 4))
+    await backend.push(new_messages(0, 1, 2, 3, 4))
     await backend.push(new_messages(5, delay=100))
-    mine, _ = await claim(backend, 2)
+    mine, *_ = await claim(backend, 3)
     await claim(backend, 1, session=OTHER)
     await settle(backend, mine.receipt)
     await beside.push(new_messages(6))
@@ -1574,8 +1616,8 @@ async def test_a_directory_lists_every_queue(
     found = await location.open_directory().read_contents()
     assert list(found) == ["beside", "emails"]
     emails = found["emails"]
-    assert emails.counts == {"ready": 1, "waiting": 1, "claimed": 2, "completed": 1}
-    assert emails.claims == {ME: 1, OTHER: 1}
+    assert emails.counts == {"ready": 1, "waiting": 1, "claimed": 3, "completed": 1}
+    assert emails.claims == {ME: 2, OTHER: 1}
     (ready,) = await backend.browse("ready")
     assert emails.oldest == pytest.approx(ready.enqueued, rel=0, abs=0.01)
     assert (found["beside"].counts, found["beside"].oldest) == ({"dead": 1}, None)
@@ -1607,6 +1649,46 @@ async def test_a_directory_finds_messages_in_any_queue(
     assert await location.open_directory().find(["id-4", "id\0", "id\n", "\ud800"]) == []
     with pytest.raises(Invalid, match="after must not contain NUL"):
         await location.open_directory().list("emails", "queue", after="\0", limit=1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+async def test_a_directory_lists_the_messages_of_a_queue_page_by_page(
+    location: QueueLocation, backend: QueueBackend, limit: int
+) -> None:
+    """By id, each once: claimed and others; dead letters apart; nothing of another queue."""
+    beside, directory = await location.open("beside"), location.open_directory()
+    for queue, parity in ((backend, 0), (beside, 1)):
+        await queue.push(new_messages(*range(parity, 16, 2)))
+        for message in (await claim(queue, 5))[:3]:
+            await settle(queue, message.receipt, "bury")
+        await settle(queue, (await take(queue, 1)).receipt)
+    expected = {"dead": ["id-0", "id-2", "id-4"], "queue": ["id-12", "id-14", "id-6", "id-8"]}
+    for part in ("dead", "queue"):
+        found, after = list[str](), ""
+        while page := await directory.list("emails", part, after=after, limit=limit):
+            found += [each.id for each in page]
+            after = page[-1].id
+        assert found == expected[part]
+
+
+@pytest.mark.parametrize("state", ["ready", "waiting", "claimed", "completed", "dead"])
+async def test_a_queue_changes_only_its_own_messages(
+    location: QueueLocation, backend: QueueBackend, state: str
+) -> None:
+    """Whoever names those of another changes nothing."""
+    other = await location.open("letters")
+    await backend.push(new_messages(1, delay=60 if state == "waiting" else 0))
+    if state not in {"ready", "waiting"}:
+        message = await take(backend)
+        if state != "claimed":
+            move: Transition = "complete" if state == "completed" else "bury"
+            await settle(backend, message.receipt, move)
+    assert await other.cancel("id-1") is None
+    assert await other.delete("id-1") == "absent"
+    assert not await other.run_now("id-1")
+    assert await other.redrive(["id-1"]) == 0
+    assert await other.purge([*LIVE, *FINISHED]) == 0
+    assert await backend.count() == {state: 1}
 
 
 async def test_one_message_is_shown_in_each_state(
@@ -1724,6 +1806,8 @@ async def test_a_message_is_deleted_unless_it_is_claimed(
     assert await settle(backend, claimed.receipt)
     location.advance(700)
     assert await claim(backend) == []
+    if isinstance(location, PostgresQueues | SqliteQueues):
+        assert location.execute("SELECT count(*) FROM {}.jobsync_result")[0][0] == 0
 
 
 async def test_a_delay_is_ended_from_outside(
@@ -1941,6 +2025,38 @@ async def test_results_are_forgotten_with_their_messages(
     assert await backend.get("id-1") is None
     assert isinstance(location, PostgresQueues | SqliteQueues)
     assert location.execute("SELECT count(*) FROM {}.jobsync_result")[0][0] == 0
+
+
+async def test_all_old_results_are_forgotten_a_part_at_a_time(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """When the last of the messages is forgotten, so are all results."""
+    await backend.push(new_messages(*range(7)))
+    for _ in range(7):
+        message = await take(backend, 1)
+        await settle(backend, message.receipt, result=StoredResult("[1]"))
+    location.advance(200)
+    assert [await backend.forget("completed", older_than=100, limit=2) for _ in range(4)] == [
+        *[2, 2, 2, 1]
+    ]
+    assert isinstance(location, PostgresQueues | SqliteQueues)
+    assert location.execute("SELECT count(*) FROM {}.jobsync_result")[0][0] == 0
+
+
+async def test_progress_stays_when_old_messages_are_forgotten(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A handler that reports now and then is not one of a dead process."""
+    await backend.push(new_messages(1, 2))
+    done, running = await claim(backend, visibility=1000)
+    await settle(backend, done.receipt)
+    await backend.report_progress([ProgressReport(running.receipt, 0.5, "half")])
+    await backend.extend([running.receipt], 1000)
+    location.advance(1)
+    await backend.forget("completed", older_than=0)
+    info = await backend.get("id-2")
+    assert info is not None
+    assert (info.progress, info.progress_note) == (0.5, "half")
 
 
 async def test_those_who_wait_for_an_end_are_woken_by_a_result(

@@ -188,13 +188,33 @@ async def test_claims_answer_settlements_for_some_minutes(
     assert await settle(backend, [retried], "retry") == [False]
 
 
-async def test_rows_of_claims_do_not_pile_up(
+async def test_a_claim_that_was_closed_lately_answers(
     location: PostgresQueues, backend: QueueBackend
+) -> None:
+    """Although what was completed in it is forgotten: that was long before its end."""
+    await backend.push(new_messages("a", "b"))
+    early, late = await claim(backend, visibility=1000)
+    await settle(backend, [early], "complete")
+    location.advance(500)
+    await settle(backend, [late], "bury")
+    assert await backend.forget("completed", older_than=400) == 1
+    assert await settle(backend, [late], "bury") == [True]
+    assert await settle(backend, [early], "complete") == [True]
+
+
+@pytest.mark.parametrize("end", ["release", "purge"])
+async def test_rows_of_claims_do_not_pile_up(
+    location: PostgresQueues, backend: QueueBackend, end: str
 ) -> None:
     """Not even if nothing is ever completed; one call removes more than its limit."""
     await backend.push(new_messages("a", "b", "c"))
     for _ in range(7):
-        await settle(backend, await claim(backend), "release")
+        messages = await claim(backend)
+        if end == "release":
+            await settle(backend, messages, "release")
+        else:
+            assert await backend.purge(["claimed"]) == 3
+            await backend.push(new_messages("a", "b", "c"))
     location.advance(1000)
     assert await backend.forget("completed", older_than=500, limit=2) == 0
     assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]

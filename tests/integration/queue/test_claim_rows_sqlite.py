@@ -1,8 +1,12 @@
 """A claim on SQLite is one row: rows that somebody has damaged, large ones, and old ones."""
 
+import asyncio
 import itertools
 import json
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from queue_locations import SqliteQueues, list_in_view
 from waiting import now, until
 
-from jobsync import Components, Database, Event, QueuePlugin
+from jobsync import Components, Database, Event, QueuePlugin, Unavailable
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.sql.sqlite_places import SQL
@@ -116,10 +120,30 @@ async def test_a_damaged_claim_is_ended(
     assert await backend.count() == {"completed": 1, "waiting": 2}
 
 
-async def test_a_claim_is_limited_in_bytes(backend: QueueBackend) -> None:
+async def test_a_damaged_claim_keeps_no_other_from_being_forgotten(
+    location: SqliteQueues, backend: QueueBackend
+) -> None:
+    """Of claims whose messages were completed one after the other."""
+    await backend.push(new_messages(*"abcd"))
+    claims = [await claim(backend, 2, visibility=1000) for _ in range(2)]
+    for messages in zip(*claims, strict=True):
+        await settle(backend, [*messages], "complete")
+        location.advance(100)
+    location.execute("UPDATE jobsync_claim SET errors = '{' WHERE low = 'a'")
+    assert await backend.forget("completed", older_than=150) == 1
+    assert "c" not in {each.id for each in await backend.browse("completed")}
+
+
+@pytest.mark.parametrize("priorities", [(0,), (1, 0), (1, 0, -1)], ids=str)
+async def test_a_claim_is_limited_in_bytes(
+    location: SqliteQueues, priorities: tuple[int, ...]
+) -> None:
     """To eight megabytes, however many are requested; one message is always claimed."""
+    backend = await location.open("emails", order="priority")
     text = "x" * (MAX_MESSAGE - 2)
-    await backend.push(new_messages(*(f"{n:02}" for n in range(40)), value=text))
+    for number in range(40):
+        priority = priorities[number % len(priorities)]
+        await backend.push(new_messages(f"{number:02}", value=text, priority=priority))
     first = await backend.claim(100, session=ME, visibility=60)
     assert (len(first.messages), first.more) == (32, True)
     second = await backend.claim(100, session=ME, visibility=60)
@@ -193,11 +217,33 @@ async def test_claims_answer_settlements_for_some_minutes(
     assert await settle(backend, [retried], "retry") == [False]
 
 
-async def test_rows_of_claims_do_not_pile_up(location: SqliteQueues, backend: QueueBackend) -> None:
+async def test_a_claim_that_was_closed_lately_answers(
+    location: SqliteQueues, backend: QueueBackend
+) -> None:
+    """Although what was completed in it is forgotten: that was long before its end."""
+    await backend.push(new_messages("a", "b"))
+    early, late = await claim(backend, visibility=1000)
+    await settle(backend, [early], "complete")
+    location.advance(500)
+    await settle(backend, [late], "bury")
+    assert await backend.forget("completed", older_than=400) == 1
+    assert await settle(backend, [late], "bury") == [True]
+    assert await settle(backend, [early], "complete") == [True]
+
+
+@pytest.mark.parametrize("end", ["release", "purge"])
+async def test_rows_of_claims_do_not_pile_up(
+    location: SqliteQueues, backend: QueueBackend, end: str
+) -> None:
     """Not even if nothing is ever completed; one call removes more than its limit."""
     await backend.push(new_messages("a", "b", "c"))
     for _ in range(7):
-        await settle(backend, await claim(backend), "release")
+        messages = await claim(backend)
+        if end == "release":
+            await settle(backend, messages, "release")
+        else:
+            assert await backend.purge(["claimed"]) == 3
+            await backend.push(new_messages("a", "b", "c"))
     location.advance(1000)
     assert await backend.forget("completed", older_than=500, limit=2) == 0
     assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
@@ -229,6 +275,56 @@ async def test_statements_use_an_index(
     steps = [row[-1] for row in rows]
     assert [step for step in steps if index in f"{step} "], steps
     assert not [step for step in steps if step in {"SCAN c", "SCAN jobsync_claim"}]
+
+
+async def test_a_handlers_connection_may_return_anything(
+    location: SqliteQueues, backend: QueueBackend, tmp_path: Path
+) -> None:
+    """What its factories make of rows and texts does not concern the claims."""
+    del location
+    await backend.push(new_messages("a", "b"))
+    messages = await claim(backend)
+    assert backend.transactions is not None
+    with closing(sqlite3.connect(tmp_path / "queues.db", check_same_thread=False)) as own:
+        own.row_factory, own.text_factory = lambda *_: {}, bytes
+        for message in messages:
+            assert await backend.transactions.complete_within(own, message.receipt)
+        own.commit()
+    assert await backend.count() == {"completed": 2}
+
+
+async def test_a_transaction_that_could_not_begin_ends_its_turn(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one begins, also after a caller that did not wait for its own."""
+    transactions: Any = backend.transactions
+    is_begun, may_begin = threading.Event(), threading.Event()
+    begin = transactions._begin
+
+    def fail(_: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    def begin_late(connection: sqlite3.Connection) -> None:
+        begin(connection)
+        is_begun.set()
+        may_begin.wait()
+
+    async with asyncio.timeout(60):
+        with monkeypatch.context() as patch:
+            patch.setattr(transactions, "_begin", fail)
+            with pytest.raises(Unavailable, match="no transaction could begin"):
+                await transactions.begin(5.0, is_blocking=False)
+            patch.setattr(transactions, "_begin", begin_late)
+            unwanted = asyncio.create_task(transactions.begin(5.0, is_blocking=False))
+            await asyncio.to_thread(is_begun.wait)
+            unwanted.cancel()
+            may_begin.set()
+            with pytest.raises(asyncio.CancelledError):
+                await unwanted
+        opened = await transactions.begin(5.0, is_blocking=False)
+        opened.stop_timer()
+        await opened.close()
+        await backend.push(new_messages("a"))
 
 
 async def test_a_claim_that_cannot_be_ended_is_looked_at_now_and_then(

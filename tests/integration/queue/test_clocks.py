@@ -177,6 +177,20 @@ async def test_after_a_reboot_no_delay_is_longer_than_it_was_requested(
     assert await find_wait(await start(), clock) == pytest.approx(delay, abs=0.11)
 
 
+@pytest.mark.parametrize("step", [-DAY, 0.0])
+@pytest.mark.parametrize("mono_seconds", [5.0, 2 * DAY])
+async def test_after_a_reboot_a_delay_is_ended_from_outside(
+    start: "Start", clock: FakeClock, step: float, mono_seconds: float
+) -> None:
+    """Nobody has claimed since, so it counts from the boot before; it need not be the longer."""
+    await push(await start(), "a", delay=DAY)
+    reboot(clock, step=step)
+    clock.mono_seconds = mono_seconds
+    after = await start()
+    assert await after.run_now("a")
+    assert [message.id for message in await claim(after)] == ["a"]
+
+
 @pytest.mark.parametrize("delay", [0.0, 60.0])
 async def test_after_a_reboot_the_next_of_a_group_waits_no_longer_than_requested(
     start: "Start", clock: FakeClock, delay: float

@@ -120,8 +120,14 @@ async def test_an_sqlite_transaction_is_joined(
         if isolation is None:
             own.execute("BEGIN")
         await tasks.enqueue({"n": 4}, connection=own)
+        await tasks.enqueue({"n": 5}, key="five", connection=own)
         own.execute("ROLLBACK")
-    assert await lite.count() == 3
+        assert await lite.count() == 3
+        if isolation is None:
+            own.execute("BEGIN")
+        await tasks.enqueue({"n": 5}, key="five", connection=own)
+        own.execute("COMMIT")
+    assert await lite.count() == 4
 
 
 async def test_outside_of_a_transaction_a_push_is_one(lite: QueuePlugin, path: Path) -> None:
