@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
@@ -769,7 +769,7 @@ async def finish_in_doubt(
     location: QueueLocation,
     backend: QueueBackend,
     monkeypatch: pytest.MonkeyPatch,
-    move: Transition = "complete",
+    move: Transition | Literal["cancel it from outside"] = "complete",
 ) -> QueueBackend:
     """Push a message whose outcome is unknown, and finish it; return who has finished it."""
 
@@ -781,11 +781,14 @@ async def finish_in_doubt(
     with pytest.raises(OutcomeUnknown):
         await backend.push([new(1, key="k")])
     other = await location.open("emails")
-    await settle(other, await claim(other), move)
+    if move == "cancel it from outside":
+        assert await other.cancel("id-1") is not None
+    else:
+        await settle(other, await claim(other), move)
     return other
 
 
-@pytest.mark.parametrize("move", ENDS)
+@pytest.mark.parametrize("move", [*ENDS, "cancel it from outside"])
 async def test_who_pushes_a_key_again_finds_its_finished_message(
     location: QueueLocation,
     backend: QueueBackend,

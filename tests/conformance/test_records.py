@@ -23,7 +23,7 @@ from jobsync import (
 from jobsync.core.clock import SystemClock, Wall
 from jobsync.core.codec import MAX_VALUE
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.contract import TRAIL_LENGTH, Change, Record
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Record, unwrap
 from jobsync.stores.objects.bucket import Bucket
 from jobsync.stores.objects.quirks import Quirks
 
@@ -238,6 +238,25 @@ async def test_a_dropped_key_leaves_nothing(store: Store) -> None:
     found = await store.get_many(keys, tombstones=True)
     assert [record and record.key for record in found] == [None, None, "n/3", None]
     await store.create("n/1", 1)
+
+
+@pytest.mark.parametrize("key", ["n/1", "session/1"])
+async def test_a_record_that_was_dropped_and_created_again_is_another_one(
+    store: Store, key: str
+) -> None:
+    """Who has read the one before changes nothing, and learns no age, although both are first."""
+    old = await store.create(key, 1)
+    await store.drop([key])
+    new = await store.create(key, 1)
+    assert (old.seq, old.value) == (new.seq, new.value)
+    other = await store.create("n/other", 0)
+    for stale in (old.replace(2), old.delete()):
+        outcomes = await store.write([stale])
+        outcomes += await store.write([stale, other.replace(1)])
+        assert [type(outcome) for outcome in outcomes] == [Conflicted, Conflicted, Applied]
+        other = unwrap(outcomes[-1], other.key)
+    assert await store.age(old) is None
+    assert await store.get(key) == new
 
 
 async def test_records_are_read_in_the_order_of_the_keys(store: Store) -> None:

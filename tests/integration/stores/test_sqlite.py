@@ -8,8 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -270,6 +271,31 @@ async def test_a_closed_store_says_so(path: Path) -> None:
         await store.get("n")
 
 
+ENDS: dict[str, Callable[[Path], object]] = {
+    "closed": lambda _: None,
+    "refused": lambda path: path.write_text("Dear diary, " * 500),
+    "refused beside": lambda path: path.with_name(f"{path.name}-sessions").mkdir(),
+}
+
+
+@pytest.mark.parametrize("prepare", ENDS.values(), ids=ENDS)
+async def test_a_store_leaves_neither_threads_nor_open_files(
+    path: Path, prepare: Callable[[Path], object]
+) -> None:
+    """After `close`, and if it could not be opened, or only one of its files."""
+    prepare(path)
+    before = set(threading.enumerate())
+    with suppress(Misconfigured):
+        store = await SqliteStore.connect(path)
+        await store.create("n", 1)
+        await store.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive() or thread.name == "jobsync-watcher"
+    links = [os.readlink(each) for each in Path("/dev/fd").iterdir() if each.exists()]  # noqa: PTH115
+    assert [link for link in links if str(path) in link] == []
+
+
 async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -> None:
     """A connection is never used after a fork."""
     with monkeypatch.context() as patch:
@@ -278,12 +304,17 @@ async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -
             await store.get("n")
 
 
-async def test_a_newer_schema_is_used_as_it_is(path: Path) -> None:
-    """Newer code has only added to the tables, so older code keeps working."""
+@pytest.mark.parametrize("oldest", [7, len(SQLITE_STEPS), len(SQLITE_STEPS) + 1])
+async def test_a_newer_schema_is_used_as_it_is(path: Path, oldest: int) -> None:
+    """Newer code has only added to the tables, so older code keeps working, if it says so."""
     await (await SqliteStore.connect(path)).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE jobsync_record ADD COLUMN of_the_future TEXT")
-        connection.execute("UPDATE jobsync_schema SET version = 99")
+        connection.execute("UPDATE jobsync_schema SET version = 99, oldest_code = ?", [oldest])
+    if oldest > len(SQLITE_STEPS):
+        with pytest.raises(Misconfigured, match="has tables of version 99"):
+            await SqliteStore.connect(path)
+        return
     store = await SqliteStore.connect(path)
     await store.create("n", 1)
     await store.close()

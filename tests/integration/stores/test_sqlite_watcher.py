@@ -95,11 +95,14 @@ async def test_a_change_between_a_look_and_a_wait_is_not_missed() -> None:
     assert await LocalNotifier().wait("n/", 3600, lambda: True)
 
 
-async def test_a_wait_ends_with_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for the next look."""
+@pytest.mark.parametrize("topic", ["n/", "session/", "role/", "request/"])
+async def test_a_wait_ends_with_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """It does not wait for the next look, whatever it waits for."""
     monkeypatch.setattr(sqlitefile, "_WATCHED_INTERVAL", 3600.0)
     store = await SqliteStore.connect(tmp_path / "jobs.db")
-    waiting = asyncio.create_task(store.wait("session/", 3600))
+    waiting = asyncio.create_task(store.wait(topic, 3600))
     await asyncio.sleep(0)
     await store.close()
     async with asyncio.timeout(60):
@@ -154,6 +157,58 @@ def test_a_busy_file_is_reported_now_and_then(path: Path, monkeypatch: pytest.Mo
     assert notifier.calls <= 6 + 20 * seconds
 
 
+class TwoFiles(BusyFile):
+    """A system that reports one change, and another one a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 2
+        self.watched: list[str] = []
+
+    def add(self, path: str) -> int:
+        """Return the number of the watch."""
+        self.watched.append(path)
+        return len(self.watched)
+
+    def read(self) -> set[int]:
+        """Return a change of each file."""
+        (number,) = super().read()
+        return {number + self.changes}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_changes_that_are_reported_together_wake_the_waiters_of_each(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a file before the short rest, and that of another one after it."""
+    woken = list[str]()
+
+    class NamedNotifier(LocalNotifier):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        def wake_all(self) -> None:
+            woken.append(self._name)
+
+    system, notifiers = TwoFiles(), [NamedNotifier(name) for name in "ab"]
+    are_watched = threading.Event()
+    has_changes = system.has_changes
+
+    def wait_for_both(*, within: float) -> bool:
+        return are_watched.wait() and has_changes(within=within)
+
+    monkeypatch.setattr(system, "has_changes", wait_for_both)
+    monkeypatch.setattr(watcher_module, "_Inotify", lambda: system)
+    before, watcher = set(threading.enumerate()), FileWatcher()
+    for notifier in notifiers:
+        assert watcher.watch(str(path), notifier)
+    are_watched.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert sorted(woken) == ["a", "b"]
+
+
 async def test_what_cannot_be_watched_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +245,19 @@ def test_a_watch_ends_with_its_notifier(path: Path) -> None:
     del notifier
     gc.collect()
     assert not is_watched(path)
+
+
+async def test_a_watch_ends_with_its_notifier_after_a_change(path: Path) -> None:
+    """Whoever has reported the change does not keep the one that was told."""
+    notifier = LocalNotifier()
+    assert FileWatcher.current().watch(str(path), notifier)
+    waiting = asyncio.create_task(notifier.wait("a", 60))
+    await asyncio.sleep(0)
+    path.write_bytes(b"12")
+    assert await waiting
+    del notifier, waiting
+    gc.collect()
+    await until(lambda: not is_watched(path), "it is not watched any more", 30)
 
 
 def test_a_forked_child_has_a_watcher_of_its_own(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -124,6 +125,29 @@ def test_a_failed_transaction_raises_its_own_error_and_leaves_the_connection_usa
         with connection.transaction():
             connection.execute("INSERT INTO mine VALUES (%s)", [number])
         assert list_rows(connection) == [*range(number + 1)]
+
+
+def test_many_rows_are_written_together_or_not_at_all(connection: SqliteConnection) -> None:
+    """Outside of a block, too; the next ones are written."""
+    for rows in ([[1], [2], [1]], [[3], [4]]):
+        with suppress(sqlite3.IntegrityError):
+            connection.executemany("INSERT INTO mine VALUES (%s)", rows)
+        assert not connection._inner.in_transaction
+    assert list_rows(connection) == [3, 4]
+
+
+def test_nobody_else_writes_while_a_block_runs(connection: SqliteConnection) -> None:
+    """From its start: what it reads first is still so when it writes."""
+    (_, _, path), *_ = connection.execute("PRAGMA database_list").fetchall()
+    with closing(sqlite3.connect(path, timeout=0)) as other:
+        with (
+            connection.transaction(),
+            pytest.raises(sqlite3.OperationalError, match="database is locked"),
+        ):
+            other.execute("INSERT INTO mine VALUES (1)")
+        other.execute("INSERT INTO mine VALUES (2)")
+        other.commit()
+    assert list_rows(connection) == [2]
 
 
 def test_a_time_since_boot_is_a_time_of_day_only_in_this_boot(tmp_path: Path) -> None:

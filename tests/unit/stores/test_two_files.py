@@ -38,13 +38,19 @@ class FakeFile:
 
     def __init__(self, name: str, fate: str) -> None:
         self.path = Path(name)
-        self.commits = SimpleNamespace(notifier=None)
+        self.commits, self.wakeups = SimpleNamespace(notifier=None), SimpleNamespace()
         self.notified = 0
+        self.waited: list[object] = []
         self._fate = fate
 
     def notify(self) -> None:
         """Count it."""
         self.notified += 1
+
+    async def wait(self, changes: object, topic: str, timeout: float) -> None:
+        """Remember what is waited for."""
+        del topic, timeout
+        self.waited.append(changes)
 
     def _end(self) -> bool:
         if self._fate == "fails to commit":
@@ -113,3 +119,17 @@ async def test_a_batch_in_one_file_has_its_outcomes_or_its_error(fate: str) -> N
     else:
         assert [type(outcome) for outcome in await store.write(changes)] == [expect(fate)] * 2
     assert [file.notified for file in files] == [0, 0]
+
+
+@pytest.mark.parametrize("topic", ["n/", "session/ns/", "role/ns/", "request/ns/"])
+async def test_a_wait_looks_at_what_its_topic_changes(topic: str) -> None:
+    """Heartbeats change the session file all the time: who waits for a role is told of roles."""
+    main, sessions = FakeFile("main", "is written"), FakeFile("sessions", "is written")
+    store = build_store(main, sessions)
+    await store.write([Put(f"{topic}1", 1)])
+    await store.wait(topic, 60)
+    is_told = topic.startswith(("role/", "request/"))
+    assert [main.notified, sessions.notified] == [0, int(is_told)]
+    expected = main.commits if topic == "n/" else sessions.wakeups if is_told else sessions.commits
+    (found,) = [*main.waited, *sessions.waited]
+    assert found is expected
