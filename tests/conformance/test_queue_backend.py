@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,57 @@ async def test_queues_are_separate(location: QueueLocation, backend: QueueBacken
     assert values(await claim(backend)) == [1]
     assert await other.purge([*LIVE, *FINISHED]) == 1
     assert await backend.count() == {"claimed": 1}
+
+
+SWEEPS: dict[str, Callable[[QueueBackend], Awaitable[object]]] = {
+    "purge": lambda backend: backend.purge([*LIVE, *FINISHED]),
+    "forget": lambda backend: asyncio.gather(
+        *(backend.forget(state, older_than=1) for state in FINISHED)
+    ),
+    "forget keys": lambda backend: backend.forget_keys(after="", limit=10),
+    "end claims": lambda backend: backend.end_claims({ME}),
+    "redrive": lambda backend: backend.redrive(),
+    "pause": lambda backend: backend.pause(),
+    "resume": lambda backend: backend.resume(),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+async def test_what_is_done_to_a_queue_leaves_others_as_they_are(
+    location: QueueLocation, sweep: str
+) -> None:
+    """Messages in every state, with their results, progress and keys."""
+    queues = {name: await location.open(name) for name in ("emails", "letters")}
+    for name, backend in queues.items():
+        batch = new_messages(*(f"{name}-{n}" for n in range(5)))
+        keyed = new_messages(f"{name}-keyed", key="k", key_ttl=1.0)
+        for messages in (batch, keyed, new_messages(f"{name}-later", delay=10_000)):
+            await backend.push(messages)
+        done, dead, cancelled, claimed = await claim(backend, 4, visibility=10_000)
+        await settle(backend, done.receipt, result=StoredResult("[1]"))
+        await settle(backend, dead.receipt, "bury", error="boom")
+        await settle(backend, cancelled.receipt, "cancel")
+        await backend.report_progress([ProgressReport(claimed.receipt, 0.5, "half")])
+        await backend.extend([claimed.receipt], 10_000)
+    if sweep == "resume":
+        await asyncio.gather(*(backend.pause() for backend in queues.values()))
+    location.advance(100)
+
+    async def show() -> list[Any]:
+        infos = [await queues["emails"].get(f"id-emails-{n}") for n in (*range(5), "later")]
+        contents = (await location.open_directory().read_contents())["emails"]
+        return [
+            contents.counts,
+            contents.pause,
+            *(each and (each.state, each.result, each.progress, each.errors) for each in infos),
+        ]
+
+    before = await show()
+    await SWEEPS[sweep](queues["letters"])
+    assert await show() == before
+    if not heals(location):
+        # A key of the same name was not removed with that of the other queue.
+        assert (await queues["emails"].forget_keys(after="", limit=10)).removed == 1
 
 
 @PUSHES

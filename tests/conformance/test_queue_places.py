@@ -230,6 +230,31 @@ async def test_a_suspect_comes_alone_in_every_order(
     assert sorted(n for each in alone for n in values(each)) == [*range(len(tasks))]
 
 
+PLACES: dict[str, dict[str, Any]] = {
+    "ready": {},
+    "high": {"priority": 3},
+    "low": {"priority": -3},
+    "delayed": {"delay": 5},
+    "delayed and high": {"delay": 5, "priority": 3},
+}
+
+
+@MIXES
+@pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("order", RANKS)
+async def test_who_has_found_nothing_finds_what_comes_later(
+    location: QueueLocation, order: QueueOrder, options: dict[str, Any], tasks: Sequence[str]
+) -> None:
+    """Wherever it stands: an idle worker only looks whether there is something to claim."""
+    backend = await location.open("emails", order=order)
+    for number, task in enumerate(tasks):
+        for _ in range(2):
+            assert await claim(backend, tasks=tasks) == []
+        await add(backend, new(number, task=task, **options))
+        location.advance(10)
+        assert values(await claim(backend, tasks=tasks)) == [number]
+
+
 @pytest.mark.parametrize("order", RANKS)
 async def test_each_message_of_a_claim_is_found_in_every_order(
     location: QueueLocation, order: QueueOrder

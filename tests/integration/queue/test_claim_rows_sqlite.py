@@ -231,19 +231,21 @@ async def test_a_claim_that_was_closed_lately_answers(
     assert await settle(backend, [early], "complete") == [True]
 
 
+@pytest.mark.parametrize("size", [10, 5_000])
 @pytest.mark.parametrize("end", ["release", "purge"])
 async def test_rows_of_claims_do_not_pile_up(
-    location: SqliteQueues, backend: QueueBackend, end: str
+    location: SqliteQueues, backend: QueueBackend, end: str, size: int
 ) -> None:
     """Not even if nothing is ever completed; one call removes more than its limit."""
-    await backend.push(new_messages("a", "b", "c"))
+    await backend.push(new_messages("a", "b", "c", value="x" * size))
     for _ in range(7):
         messages = await claim(backend)
         if end == "release":
             await settle(backend, messages, "release")
         else:
             assert await backend.purge(["claimed"]) == 3
-            await backend.push(new_messages("a", "b", "c"))
+            await backend.push(new_messages("a", "b", "c", value="x" * size))
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim_payload") == [(0,)]
     location.advance(1000)
     assert await backend.forget("completed", older_than=500, limit=2) == 0
     assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]

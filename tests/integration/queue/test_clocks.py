@@ -120,6 +120,27 @@ async def test_after_a_reboot_the_wall_clock_decides_within_the_delay(
     assert await find_wait(after, clock) == pytest.approx(expected, abs=0.11)
 
 
+@pytest.mark.parametrize("boot_id", [1, 999])
+@pytest.mark.parametrize("tasks", [(), ("a",), ("", "a")], ids=str)
+async def test_after_a_reboot_delays_of_all_messages_go_on(
+    start: "Start", clock: FakeClock, tasks: tuple[str, ...], boot_id: int
+) -> None:
+    """Those of tasks, too. The id of a boot is a random number: it says nothing of the order."""
+    clock.boot_id = 500
+    before = await start()
+    for task in tasks or ("",):
+        await push(before, f"of {task}", delay=60.0, task=task)
+    reboot(clock)
+    clock.boot_id = boot_id
+    after = await start()
+    wanted: dict[str, Any] = {"session": "me", "visibility": DAY, "tasks": tasks or None}
+    for seconds, count in ((49.0, 0), (2.0, len(tasks or ("",)))):
+        await clock.sleep(seconds)
+        # The second time nothing was found before: it only looks.
+        found = [await after.claim(100, **wanted) for _ in range(2)]
+        assert sum(len(claimed.messages) for claimed in found) == count
+
+
 async def fail_after_an_hour(backend: QueueBackend, clock: FakeClock) -> None:
     """A handler takes an hour, and its message is tried again after a minute."""
     await push(backend, "a")

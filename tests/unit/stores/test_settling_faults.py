@@ -23,7 +23,7 @@ from jobsync import (
 from jobsync.stores.contract import Change, Delete, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.settling import SettlingStore
+from jobsync.stores.settling import DEADLINE, SettlingStore
 
 UNANSWERED = ("lost", "dropped", "late")
 """It arrives and the reply does not; it does not arrive; it arrives with a later request."""
@@ -184,6 +184,59 @@ async def test_a_write_that_was_answered_is_not_sent_again(first: str) -> None:
     errors = {"refused": "Unavailable", "forbidden": "Misconfigured"}
     assert outcome == errors[first] if first in errors else isinstance(outcome, Applied)
     assert next(store._requests) == 1
+
+
+@pytest.mark.parametrize("call", ["write", "append"])
+async def test_a_store_in_trouble_is_asked_less_and_less_often(call: str) -> None:
+    """Until the time is up, and it is still a minute's work at most."""
+    store = FaultyStore(["dropped"] * 1000)
+    pauses: list[float] = []
+    sleep = store.clock.sleep
+
+    async def count(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    store.clock.sleep = count  # type: ignore[method-assign]
+    settling = SettlingStore(store, build_components(store.clock))
+    if call == "write":
+        (outcome,) = await settling.write([Put("n/a", 1)])
+        assert isinstance(outcome, Unknown)
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await settling.append("h", [1])
+    limits = [min(0.05 * 2**number, 4.0) for number in range(len(pauses))]
+    assert all(pause <= limit for pause, limit in zip(pauses, limits, strict=True))
+    # A random part of what is allowed, each time.
+    assert max(pauses) > 1
+    assert DEADLINE <= sum(pauses) < DEADLINE + 4
+
+
+@pytest.mark.parametrize("seconds", [29.0, 31.0])
+@pytest.mark.parametrize("call", ["write", "append"])
+async def test_the_time_of_the_first_request_counts(call: str, seconds: float) -> None:
+    """After it nothing is sent again: a copy must not arrive when nobody expects it any more."""
+    store = FaultyStore(["dropped"] * 1000)
+    begun, last = store.clock.mono_seconds, store.clock.mono_seconds
+
+    async def begin() -> str:
+        nonlocal last
+        last = store.clock.mono_seconds
+        if last == begun:
+            store.clock.mono_seconds += seconds
+        return "dropped"
+
+    store._begin = begin  # type: ignore[method-assign]
+    settling = SettlingStore(store, build_components(store.clock))
+    if call == "write":
+        assert isinstance((await settling.write([Put("n/a", 1)]))[0], Unknown)
+        last = store.sent_at[-1]
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await settling.append("h", [1])
+    # The last copy of an append is sent after a pause that began before.
+    assert last <= begun + DEADLINE + (4 if call == "append" else 0)
+    assert (last == begun) is (seconds > DEADLINE)
 
 
 async def test_the_others_of_a_batch_keep_their_outcomes() -> None:
