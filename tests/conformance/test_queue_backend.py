@@ -1952,6 +1952,10 @@ async def test_progress_is_shown_while_its_claim_lasts(
     assert (info.state, info.progress, info.progress_note) == ("claimed", None, "")
     await backend.report_progress([ProgressReport(again.receipt, 0.1, "")])
     await backend.report_progress([ProgressReport(one.receipt, 0.9, "")])
+    await backend.extend([again.receipt], 60)
+    info = await backend.get("id-1")
+    assert info is not None
+    assert info.progress == 0.1
     await settle(backend, again.receipt)
     await backend.clear_progress(["id-1"])
     info = await backend.get("id-1")

@@ -246,6 +246,28 @@ async def test_a_write_that_was_refused_and_stored_is_tried_again() -> None:
     assert [finding.check for finding in findings if not finding.ok] == []
 
 
+class ForgetfulStore(StoreDecorator):
+    """Loses the replies to its first writes."""
+
+    lost = 0
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        outcomes = await self.inner.write(changes)
+        if self.lost == 20:
+            return outcomes
+        self.lost += 1
+        return [Unknown("no answer") for _ in outcomes]
+
+
+async def test_a_check_that_is_tried_again_leaves_nothing(clock: FakeClock) -> None:
+    """Each trial has a key of its own; all of them are removed."""
+    memory = MemoryStore(components=at(clock))
+    findings = await probe(ForgetfulStore(memory), at(clock))
+    assert [finding.check for finding in findings if not finding.ok] == []
+    assert memory._data.records == {}
+    assert memory._data.levels == {}
+
+
 async def test_a_store_that_cannot_be_written_ends_the_probe_at_once(clock: FakeClock) -> None:
     """The other checks do not go on until their deadline."""
     store = ForbiddenStore(MemoryStore())

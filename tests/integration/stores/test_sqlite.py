@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -251,16 +251,30 @@ async def test_a_failing_commit_is_unknown(
     await store.create("a", 1)
 
 
-async def test_a_file_removed_underneath_is_noticed(store: SqliteStore, path: Path) -> None:
+ACCESSES: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
+    "a write": lambda store: store.create("n/1", 1),
+    "a batch": lambda store: store.write([Put("n/1", 1), Put("n/2", 1)]),
+    "an entry": lambda store: store.append("h", [1]),
+    "a removal": lambda store: store.drop(["n/1"]),
+    "a query": lambda store: store.get("n/1"),
+    "a table beside": lambda store: store.sql.write(lambda _: None, "n"),
+}
+
+
+@pytest.mark.parametrize("access", ACCESSES.values(), ids=ACCESSES)
+async def test_a_file_removed_underneath_is_noticed(
+    store: SqliteStore, path: Path, access: Callable[[SqliteStore], Awaitable[object]]
+) -> None:
     """Nothing is written into a file that no longer has a name."""
     path.rename(path.with_suffix(".moved"))
     with pytest.raises(Unavailable, match="removed or replaced"):
-        await store.create("n", 1)
+        await access(store)
     path.touch()
     with pytest.raises(Unavailable, match="removed or replaced"):
-        await store.get("n")
+        await access(store)
     path.with_suffix(".moved").replace(path)
-    await store.create("n", 1)
+    assert (await store.heads("n/"), await store.read("h")) == ([], [])
+    await access(store)
 
 
 async def test_a_closed_store_says_so(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Counting the changes of a file."""
 
 import asyncio
+import math
 import os
 from pathlib import Path
 
@@ -110,3 +111,22 @@ async def test_a_wait_ends_when_it_is_woken_even_if_the_file_looks_the_same(
     file.wakeups.notifier.wake(["n/"])
     async with asyncio.timeout(30):
         await waiting
+
+
+@pytest.mark.parametrize("timeout", [0.01, 0.3, 2.5])
+async def test_a_wait_is_no_longer_than_it_was_told(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """However long the pauses between two looks at the file are."""
+    file, pauses = SqliteFile(path, clock, 5.0), list[float]()
+
+    async def pass_time(_topic: str, pause: float, _has_changed: object) -> bool:
+        pauses.append(pause)
+        clock.mono_seconds += pause
+        return False
+
+    monkeypatch.setattr(file.commits.notifier, "wait", pass_time)
+    monkeypatch.setattr(file.commits, "find_wait", lambda: 1.0)
+    await file.wait(file.commits, "n/", timeout)
+    assert sum(pauses) == pytest.approx(timeout)
+    assert len(pauses) == math.ceil(timeout)

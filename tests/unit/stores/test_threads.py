@@ -153,6 +153,19 @@ async def test_a_call_cancelled_before_it_starts_does_not_run() -> None:
     threads.shutdown()
 
 
+async def test_a_pool_keeps_nothing_of_calls_that_are_done() -> None:
+    """Whether they return, fail or are cancelled: each would seem to occupy a thread."""
+    pool = ThreadPool("test-done", 8)
+    for _ in range(5):
+        assert await pool.run(int, "1") == 1
+        with pytest.raises(ValueError, match="invalid literal"):
+            await pool.run(int, "x")
+        pool.run(int, "1").cancel()
+    pool.shutdown()
+    pool.join()
+    assert pool._pending == set()
+
+
 _AT_EXIT = """
 import asyncio, os, threading, time
 from jobsync.stores.threads import ThreadPool
