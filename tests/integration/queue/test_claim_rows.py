@@ -188,6 +188,15 @@ async def test_claims_answer_settlements_for_some_minutes(
     assert await settle(backend, [retried], "retry") == [False]
 
 
+async def test_each_message_shows_when_its_own_claim_lapses(backend: QueueBackend) -> None:
+    """One of a batch was extended, and the others were not."""
+    await backend.push(new_messages(*"abc"))
+    _, second, _ = await claim(backend, visibility=100)
+    assert await backend.extend([second.receipt], 5_000) == [True]
+    left = [each.due - each.seen for each in await backend.browse("claimed") if each.due]
+    assert [round(seconds, -3) for seconds in left] == [0, 5_000, 0]
+
+
 async def test_a_claim_that_was_closed_lately_answers(
     location: PostgresQueues, backend: QueueBackend
 ) -> None:

@@ -134,6 +134,16 @@ async def test_a_damaged_claim_keeps_no_other_from_being_forgotten(
     assert "c" not in {each.id for each in await backend.browse("completed")}
 
 
+async def test_errors_count_for_the_size_of_a_claim(
+    location: SqliteQueues, backend: QueueBackend
+) -> None:
+    """They are in its row, too."""
+    await backend.push(new_messages(*(f"{n:02}" for n in range(12))))
+    location.execute("UPDATE jobsync_message SET errors = :text", text="x" * 2**20)
+    first = await backend.claim(100, session=ME, visibility=60)
+    assert (len(first.messages), first.more) == (8, True)
+
+
 @pytest.mark.parametrize("priorities", [(0,), (1, 0), (1, 0, -1)], ids=str)
 async def test_a_claim_is_limited_in_bytes(
     location: SqliteQueues, priorities: tuple[int, ...]
@@ -217,6 +227,15 @@ async def test_claims_answer_settlements_for_some_minutes(
     assert await settle(backend, [retried], "retry") == [False]
 
 
+async def test_each_message_shows_when_its_own_claim_lapses(backend: QueueBackend) -> None:
+    """One of a batch was extended, and the others were not."""
+    await backend.push(new_messages(*"abc"))
+    _, second, _ = await claim(backend, visibility=100)
+    assert await backend.extend([second.receipt], 5_000) == [True]
+    left = [each.due - each.seen for each in await backend.browse("claimed") if each.due]
+    assert [round(seconds, -3) for seconds in left] == [0, 5_000, 0]
+
+
 async def test_a_claim_that_was_closed_lately_answers(
     location: SqliteQueues, backend: QueueBackend
 ) -> None:
@@ -295,6 +314,56 @@ async def test_a_handlers_connection_may_return_anything(
     assert await backend.count() == {"completed": 2}
 
 
+async def test_a_damaged_claim_hides_no_message_of_another(
+    location: SqliteQueues, backend: QueueBackend
+) -> None:
+    """Although its ids are before and after that of the message."""
+    await backend.push(new_messages("a", "c"))
+    assert len(await claim(backend)) == 2
+    await backend.push(new_messages("b"))
+    assert len(await claim(backend)) == 1
+    location.execute("UPDATE jobsync_claim SET errors = '{' WHERE low = 'a'")
+    assert await backend.cancel("b") is not None
+    assert await backend.cancel("a") is None
+
+
+async def test_a_transaction_writes_only_into_the_file_of_its_queue(
+    backend: QueueBackend, tmp_path: Path
+) -> None:
+    """It makes no new one in the place of one that was removed."""
+    path = tmp_path / "queues.db"
+    path.rename(path.with_suffix(".moved"))
+    transactions: Any = backend.transactions
+    with pytest.raises(Unavailable, match="no transaction could begin"):
+        await transactions.begin(600.0, is_blocking=False)
+    assert not path.exists()
+    path.with_suffix(".moved").rename(path)
+    opened = transactions._open()
+    opened.end_guard()
+    assert opened.execute("PRAGMA synchronous").fetchone() == (2,)
+    opened.close()
+
+
+async def test_a_transaction_that_was_cut_ends_its_turn(backend: QueueBackend) -> None:
+    """The next one does not wait until its handler has noticed."""
+    transactions: Any = backend.transactions
+    async with asyncio.timeout(60):
+        first = await transactions.begin(600.0, is_blocking=False)
+        first.stop_timer()
+        first.cut()
+        second = await transactions.begin(600.0, is_blocking=False)
+        second.stop_timer()
+        await first.close()
+        # The end of the first is not that of the second's turn.
+        third = asyncio.create_task(transactions.begin(600.0, is_blocking=False))
+        await asyncio.sleep(0)
+        assert not third.done()
+        await second.close()
+        last = await third
+        last.stop_timer()
+        await last.close()
+
+
 async def test_a_transaction_that_could_not_begin_ends_its_turn(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,15 +384,15 @@ async def test_a_transaction_that_could_not_begin_ends_its_turn(
         with monkeypatch.context() as patch:
             patch.setattr(transactions, "_begin", fail)
             with pytest.raises(Unavailable, match="no transaction could begin"):
-                await transactions.begin(5.0, is_blocking=False)
+                await transactions.begin(600.0, is_blocking=False)
             patch.setattr(transactions, "_begin", begin_late)
-            unwanted = asyncio.create_task(transactions.begin(5.0, is_blocking=False))
+            unwanted = asyncio.create_task(transactions.begin(600.0, is_blocking=False))
             await asyncio.to_thread(is_begun.wait)
             unwanted.cancel()
             may_begin.set()
             with pytest.raises(asyncio.CancelledError):
                 await unwanted
-        opened = await transactions.begin(5.0, is_blocking=False)
+        opened = await transactions.begin(600.0, is_blocking=False)
         opened.stop_timer()
         await opened.close()
         await backend.push(new_messages("a"))
