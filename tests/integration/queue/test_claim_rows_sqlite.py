@@ -387,7 +387,7 @@ async def test_a_transaction_that_could_not_begin_ends_its_turn(
                 await transactions.begin(600.0, is_blocking=False)
             patch.setattr(transactions, "_begin", begin_late)
             unwanted = asyncio.create_task(transactions.begin(600.0, is_blocking=False))
-            await asyncio.to_thread(is_begun.wait)
+            assert await asyncio.to_thread(is_begun.wait, 30)
             unwanted.cancel()
             may_begin.set()
             with pytest.raises(asyncio.CancelledError):
