@@ -35,7 +35,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.queue.fleet import QueueFleet
-from jobsync.queue.pages import changes, contents
+from jobsync.queue.pages import changes, contents, message_changes
 from jobsync.queue.pages.bell import QueueBell
 from jobsync.queue.pages.changes import Claimant
 from jobsync.queue.pages.claimer import PageClaimer, gather_all
@@ -264,7 +264,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
             [self._extend(place, batch, visibility) for place, batch in by_page.items()]
         )
         extended = {pair for pairs in answers for pair in pairs}
-        return [(each.id, each.claim.partition("@")[0]) in extended for each in receipts]
+        return [message_changes.find_claim(each) in extended for each in receipts]
 
     async def _extend(
         self, place: str, batch: Sequence[tuple[str, str]], visibility: float
@@ -275,7 +275,7 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
             )
             return self._note_progress(after, reports), answers
 
-        reports = self._list_reports(name for name, _ in batch)
+        reports = self._list_reports(batch)
         try:
             answers = await self._pages.apply(place, change) or [False] * len(batch)
         except OutcomeUnknown as error:

@@ -11,6 +11,7 @@ import msgspec
 
 from jobsync.core.messages import LIVE, REVOKED
 from jobsync.queue.backend import EndedClaim
+from jobsync.queue.message import Receipt
 from jobsync.queue.pages.changes import (
     Targets,
     apply_ends,
@@ -23,7 +24,15 @@ from jobsync.queue.pages.changes import (
 from jobsync.queue.pages.page import PageMessage, QueuePage
 from jobsync.queue.single_message import Deletion, ProgressReport
 
-__all__ = ["CancelAnswer", "cancel", "delete", "find_message", "note_progress", "run_now"]
+__all__ = [
+    "CancelAnswer",
+    "cancel",
+    "delete",
+    "find_claim",
+    "find_message",
+    "note_progress",
+    "run_now",
+]
 
 
 class CancelAnswer(NamedTuple):
@@ -32,6 +41,11 @@ class CancelAnswer(NamedTuple):
     is_here: bool
     """Whether the message is in the page."""
     ended: EndedClaim | None = None
+
+
+def find_claim(receipt: Receipt) -> tuple[str, str]:
+    """Return the message and the claim of a receipt, as the page names them."""
+    return receipt.id, receipt.claim.partition("@")[0]
 
 
 def find_message(page: QueuePage, name: str) -> tuple[int, PageMessage] | None:
@@ -97,13 +111,11 @@ def run_now(page: QueuePage, name: str, now: float, target: str) -> tuple[QueueP
 
 def note_progress(page: QueuePage, reports: Collection[ProgressReport], now: float) -> QueuePage:
     """Store how far handlers are, if their claims stand."""
-    latest = {each.receipt.id: each for each in reports}
+    latest = {find_claim(each.receipt): each for each in reports}
     changed = {}
     for place, each in enumerate(page.messages):
-        report = latest.get(each.id)
-        if report is None or each.state != "claimed" or each.move:
-            continue
-        if each.claim == report.receipt.claim.partition("@")[0]:
+        report = latest.get((each.id, each.claim))
+        if report is not None and each.state == "claimed" and not each.move:
             changed[place] = msgspec.structs.replace(
                 each, progress=report.progress, progress_note=report.note, progress_at=now
             )

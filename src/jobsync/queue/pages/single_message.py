@@ -42,8 +42,8 @@ class PagesMessageOperations(MessageOperations):
     _bell: QueueBell
 
     def __init__(self) -> None:
-        self._reports: dict[str, ProgressReport] = {}
-        """Progress that the next renewal stores, by message."""
+        self._reports: dict[tuple[str, str], ProgressReport] = {}
+        """Progress that the next renewal stores, by message and claim."""
         self._places: dict[str, str] = {}
         """Where messages were when they were last looked at."""
 
@@ -128,7 +128,7 @@ class PagesMessageOperations(MessageOperations):
 
     async def report_progress(self, reports: Sequence[ProgressReport]) -> None:
         """Store progress with the next renewal; at once where requests cost nothing."""
-        self._reports |= {each.receipt.id: each for each in reports}
+        self._reports |= {message_changes.find_claim(each.receipt): each for each in reports}
         if not self.is_billed:
             for place in {each.receipt.claim.partition("@")[2] for each in reports}:
                 await self._pages.apply(
@@ -138,18 +138,20 @@ class PagesMessageOperations(MessageOperations):
 
     async def clear_progress(self, ids: Collection[str]) -> None:
         """Forget what was reported; the settlement has removed it from the page."""
-        for name in ids:
-            self._reports.pop(name, None)
+        self._reports = {
+            claim: each for claim, each in self._reports.items() if claim[0] not in ids
+        }
 
-    def _list_reports(self, ids: Iterable[str]) -> list[ProgressReport]:
-        """Return the progress of messages that is not stored yet."""
-        return [self._reports[name] for name in ids if name in self._reports]
+    def _list_reports(self, claims: Iterable[tuple[str, str]]) -> list[ProgressReport]:
+        """Return the progress of claims that is not stored yet."""
+        return [self._reports[claim] for claim in claims if claim in self._reports]
 
     def _drop_reports(self, stored: Iterable[ProgressReport]) -> None:
         """Forget progress that is stored, unless there is news."""
         for each in stored:
-            if self._reports.get(each.receipt.id) is each:
-                del self._reports[each.receipt.id]
+            claim = message_changes.find_claim(each.receipt)
+            if self._reports.get(claim) is each:
+                del self._reports[claim]
 
     def _note_progress(self, page: QueuePage, reports: Collection[ProgressReport]) -> QueuePage:
         """Return a page with the progress of its messages."""
