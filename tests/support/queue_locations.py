@@ -367,11 +367,15 @@ class PostgresQueues:
         return self._location.execute(statement, **parameters)
 
 
-def list_in_view(location: SqliteQueues | PostgresQueues) -> dict[str, str]:
-    """Return the ids and states of all messages that users of SQL see."""
+def list_in_view(location: SqliteQueues | PostgresQueues) -> dict[str, tuple[Any, ...]]:
+    """Return the rows of all messages that users of SQL see, by id.
+
+    Their first columns are queue, id, state, attempts, most attempts and session, their last ones
+    errors, payload and task.
+    """
     SqlViews(location.url, JobKeys("sync_"), Components.system()).install("a")
     rows = location.execute("SELECT * FROM {}.sync_message")
-    return {row[1]: row[2] for row in rows}
+    return {row[1]: tuple(row) for row in rows}
 
 
 class _MovableClock(SystemClock):

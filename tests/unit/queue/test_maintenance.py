@@ -155,6 +155,11 @@ async def test_keys_that_nobody_holds_are_removed_as_fast_as_there_are(clock: Fa
     await work.run(cast("Any", stored), clock)
     assert stored.key_looks == 83
     assert stored.looked_at == ""
+    # From the first key again.
+    clock.mono_seconds += 300
+    stored.keys = [1_000, 3]
+    await work.run(cast("Any", stored), clock)
+    assert stored.key_looks == 85
 
 
 async def test_a_change_of_the_time_counts_from_the_next_removal(clock: FakeClock) -> None:
