@@ -263,9 +263,8 @@ def choose_tests(trials: list[Trial], progress: Progress, *, jobs: int, anew: bo
         )
     caught = proofs.find_last(WHAT).get("caught", {})
     for trial in trials:
-        tests = recordings.choose(source.find(trial.mutant))
-        last = caught.get(trial.mutant.name, "")
-        trial.tests = sorted(tests, key=lambda test: not last.startswith(test.id))
+        trial.tests = recordings.choose(source.find(trial.mutant))
+        trial.begin_with(caught.get(trial.mutant.name, ""))
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         seconds: how long its tests took.
         output: what pytest printed when a test failed.
         unreliable: tests that failed with it once, but not again, or without it too.
+        caught_before: the test that caught it in an earlier run, if that is known.
     """
 
     group: str
@@ -35,6 +36,19 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     seconds: float = 0.0
     output: str = ""
     unreliable: list[str] = []
+    caught_before: str = ""
+
+    def begin_with(self, by: str) -> None:
+        """Run the test first that caught the mutant in an earlier run; `by` is what that said."""
+        for test in self.tests:
+            if by == test.id or by.startswith(f"{test.id} ("):
+                self.caught_before = test.id
+
+    def split(self, seconds: float) -> list[list[RecordedTest]]:
+        """Return the tests in batches, until the time is used up; one that caught it is alone."""
+        known = [test for test in self.tests if test.id == self.caught_before]
+        others = [test for test in self.tests if test.id != self.caught_before]
+        return [*([known] if known else []), *split_by_time(others, seconds)]
 
     @property
     def title(self) -> str:
@@ -56,7 +70,7 @@ class Judge:
     def judge(self, workspace: Workspace, trial: Trial) -> None:
         """Fill in what the tests say about a mutant."""
         started = time.monotonic()
-        batches = split_by_time(trial.tests, self._seconds)
+        batches = trial.split(self._seconds)
         count = sum(map(len, batches))
         trial.by = f"{count} of {len(trial.tests)} tests pass" if batches else NOT_EXECUTED
         for batch in batches:
@@ -82,8 +96,9 @@ class Judge:
             return
 
     def _is_reliable(self, workspace: Workspace, trial: Trial, test: RecordedTest) -> bool:
-        """Whether a test fails again with a mutant, alone, and passes without it."""
-        if self._run_mutated(workspace, trial, [test]).exit_code == 0:
+        """Whether a test fails again with a mutant, alone or in another run, and passes without."""
+        is_known = test.id == trial.caught_before
+        if not is_known and self._run_mutated(workspace, trial, [test]).exit_code == 0:
             return False
         if test.id not in self._passes:
             done = workspace.run([test.id], _find_limit([test]))

@@ -52,9 +52,10 @@ def _copy(script: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:
     return {test: list(fails) for test, fails in script.items()}
 
 
-def _judge(workspace: ScriptedWorkspace, **seconds: float) -> Trial:
+def _judge(workspace: ScriptedWorkspace, *, before: str = "", **seconds: float) -> Trial:
     tests = [RecordedTest(id=i, seconds=s, ran=1, blocks=1) for i, s in seconds.items()]
     trial = Trial(group="queue", mutant=MUTANT, tests=tests)
+    trial.begin_with(before)
     Judge(100).judge(cast("Workspace", workspace), trial)
     return trial
 
@@ -65,6 +66,28 @@ def test_a_test_that_fails_twice_and_passes_without_the_mutant_catches_it() -> N
     trial = _judge(workspace, a=1, b=1, c=1, d=50)
     assert (trial.verdict, trial.by) == ("caught", "b")
     assert workspace.runs == [["a", "b", "c"], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize("before", ["c", "c (did not end)"])
+def test_a_test_that_caught_it_before_runs_alone_and_once(before: str) -> None:
+    """It has failed twice then; it must pass without the mutant all the same."""
+    workspace = ScriptedWorkspace({"c": [True]})
+    trial = _judge(workspace, before=before, a=1, b=1, c=1)
+    assert (trial.verdict, trial.by) == ("caught", "c")
+    assert workspace.runs == [["c"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without"), [([], [False]), ([True], [True])], ids=["passes", "always fails"]
+)
+def test_other_tests_run_if_the_one_that_caught_it_before_does_not(
+    with_it: list[bool], without: list[bool]
+) -> None:
+    """It may have changed since, or have begun to fail by itself."""
+    workspace = ScriptedWorkspace({"c": with_it or [False], "b": [True]}, {"c": without})
+    trial = _judge(workspace, before="c", a=1, b=1, c=1)
+    assert (trial.verdict, trial.by) == ("caught", "b")
+    assert ["a", "b"] in workspace.runs
 
 
 @pytest.mark.parametrize(
