@@ -68,9 +68,9 @@ def format_places(error: BaseException, most: int, hidden: Collection[str] = ())
 
 
 def _format_places(error: BaseException, most: int, hidden: Collection[str]) -> str:
-    frames = traceback.extract_tb(_read_traceback(error), -most)
+    frames = traceback.extract_tb(_read_traceback(error))
     shown = [frame for frame in frames if frame.filename not in hidden]
-    return "".join(traceback.format_list(shown)).rstrip()
+    return "".join(traceback.format_list(shown[-most:])).rstrip()
 
 
 def to_exc_info(error: BaseException) -> ExcInfo | None:

@@ -54,6 +54,26 @@ def test_an_error_becomes_a_short_text(kind: str) -> None:
     _check(safe_name(error), 500)
 
 
+def _fail(depth: int, source: str) -> None:
+    """Raise an error that many lines of another file have passed."""
+    names: dict[str, Any] = {}
+    exec(compile(source, "hidden.py", "exec"), names)
+    names["fail"](depth)
+
+
+def test_hidden_files_take_no_place_of_those_shown() -> None:
+    """The last lines are those of the user, however deep the error lies in other files."""
+    source = "def fail(depth):\n    fail(depth - 1) if depth else 1 / 0\n"
+    with pytest.raises(ZeroDivisionError) as raised:
+        _fail(30, source)
+    for most in (1, 2):
+        shown = format_places(raised.value, most, {"hidden.py"})
+        assert shown.count("File ") == most
+        assert "test_safe_text.py" in shown
+        assert "hidden.py" not in shown
+    assert format_places(raised.value, 3).count("hidden.py") == 3
+
+
 def test_what_failed_is_named() -> None:
     """A reader learns which class to repair."""
     assert safe_str(build_object("raises")) == "<hostile.Hostile, whose str() raised ValueError>"

@@ -15,7 +15,7 @@ from jobsync.core.assignment import has_incoming, has_nothing
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.node_loop import TRANSIENT, NodeLoop
 from jobsync.jobs.registration import find_candidates
-from jobsync.jobs.retention import Forgotten, forget, record_date
+from jobsync.jobs.retention import Forgotten, forget
 
 __all__ = ["JobNode"]
 
@@ -39,7 +39,7 @@ class JobNode(NodeLoop):
         """
         await self.claims.store_clock.read()
         await self._join(wait)
-        await record_date(self._store, self._keys, self.settings.day, self.claims.store_clock.now)
+        await self._work_date.record(self.claims.store_clock.now)
 
     async def start(self, wait: float) -> None:
         """Start to own tokens, once `minimum_nodes` have joined; `enter` first if necessary.

@@ -30,7 +30,7 @@ from jobsync.jobs.foreign_claims import (
 )
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeInfo, read_node_record
-from jobsync.jobs.retention import Forgotten, forget, record_date
+from jobsync.jobs.retention import Forgotten, WorkDate, forget
 from jobsync.jobs.store_clock import StoreClock
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
@@ -235,6 +235,7 @@ class StoredRecords:
         self._events = components.events
         self._keys = keys
         self._day = day
+        self._work_date = WorkDate(store, keys, day)
         self._node = node
         self._token_of = token_of
         self._owner = components.ids.incarnation(components.ids.worker())
@@ -244,7 +245,7 @@ class StoredRecords:
 
     async def start(self) -> None:
         """Record that a node works on the date."""
-        await record_date(self._store, self._keys, self._day, await self._store_clock.read())
+        await self._work_date.record(await self._store_clock.read())
 
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""
@@ -263,6 +264,7 @@ class StoredRecords:
         while left:
             found = await self._read(left)
             now = await self._store_clock.read()
+            await self._work_date.record(now)
             changes: dict[str, Put] = {}
             for task, started in list(left.items()):
                 record, sent = found.get(task), self._sent.get(task)

@@ -35,6 +35,7 @@ from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.pins import PinStore
 from jobsync.jobs.rebalancer import Rebalancer, fetch_plan
 from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage
+from jobsync.jobs.retention import WorkDate
 from jobsync.safe_text import format_error
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import read_each
@@ -105,6 +106,7 @@ class NodeLoop:
         self._registration = Registration(membership, key, self._facts)
         day, node = settings.day, settings.node
         self.claims = Claims(membership, self._keys, day, node, self.token, settings)
+        self._work_date = WorkDate(store, self._keys, day)
         self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
         self.pins = PinStore(store, components, self._keys, self.token)
         self._rebalancer = self._build_rebalancer()
@@ -196,6 +198,7 @@ class NodeLoop:
         await self._apply_assignment()
         await self._update_stage()
         await self.claims.foreign.refresh()
+        await self._work_date.record(self.claims.store_clock.now)
         interval = self.settings.refresh_interval
         if await self._review_withheld():
             # The pins may be removed before the leader sees them; then no assignment comes.

@@ -1,11 +1,12 @@
 """Removal of old records: claims of past dates, nodes that are gone, history.
 
 Guarantee: a date that a node has worked on within the given days keeps all its claims, so
-exclusion on that date is never lost. A record per date says when a node last started to work
-on it; the later of that time and the date itself decides.
+exclusion on that date is never lost. A record per date says when a node has last worked on it;
+the later of that time and the date itself decides.
 """
 
 import datetime as dt
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -19,9 +20,12 @@ from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.paging import PAGE_SIZE, drop_all
 
-__all__ = ["Forgotten", "forget", "record_date"]
+__all__ = ["Forgotten", "WorkDate", "forget", "record_date"]
 
 _DAY = 86_400.0
+_HOUR = 3_600.0
+_INTERVAL = 6 * _HOUR
+"""Seconds after which a node records again that it works on a date."""
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,15 +37,37 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     rebalances: int
 
 
+class WorkDate:
+    """The date that a node works on.
+
+    Args:
+        store: holds the records.
+        keys: the fleet's keys.
+        day: the date.
+    """
+
+    def __init__(self, store: Store, keys: JobKeys, day: date) -> None:
+        self._store = store
+        self._keys = keys
+        self._day = day
+        self._recorded = -math.inf
+
+    async def record(self, now: float) -> None:
+        """Record that the node works on the date, if some hours have passed since the last time."""
+        if now - self._recorded >= _INTERVAL:
+            await record_date(self._store, self._keys, self._day, now)
+            self._recorded = now
+
+
 async def record_date(store: Store, keys: JobKeys, day: date, now: float) -> None:
-    """Record that a node starts to work on a date."""
+    """Record that a node works on a date, to the hour."""
     key = keys.work_date(day)
     while True:
         record = await store.get(key)
         with suppress(Conflict):
             if record is None:
                 await store.create(key, {"used": now})
-            elif record.value["used"] < now - _DAY / 24:
+            elif record.value["used"] < now - _HOUR:
                 await store.put(record, {**record.value, "used": now})
             return
 
@@ -83,12 +109,12 @@ async def forget(
 
 
 async def _find_dates(store: Store, keys: JobKeys, before: float) -> list[date]:
-    """Return the dates that ended before then, and on which no node has started since."""
+    """Return the dates that ended before then, and that no node has worked on since."""
     last = dt.datetime.fromtimestamp(before, dt.UTC).date()
     found = []
     for record in await store.scan(keys.dates, limit=100 * PAGE_SIZE):
         day = date.fromisoformat(record.key.removeprefix(keys.dates))
-        if day < last and record.value["used"] < before:
+        if day < last and record.value["used"] < before - _HOUR:
             found.append(day)
     return found
 

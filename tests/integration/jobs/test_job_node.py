@@ -76,6 +76,25 @@ async def test_nodes_are_dated_by_the_clock_of_the_store(
         assert found[field].timestamp() == pytest.approx(wall().seconds + HOUR, abs=60)
 
 
+async def test_a_node_records_the_date_that_it_still_works_on(
+    start_node: StartNode, store: Store
+) -> None:
+    """At its start, and again while it works: nobody removes the claims of that date."""
+    node = await start_node("a")
+    key = JobKeys(SETTINGS.fleet).work_date(SETTINGS.day)
+    first = await store.get(key)
+    assert first is not None
+    await store.put(first, {"used": first.value["used"] - 240 * HOUR})
+    node._work_date._recorded -= 240 * HOUR
+    node._wakeup.set()
+
+    async def is_recorded() -> bool:
+        latest = await store.get(key)
+        return latest is not None and latest.value["used"] >= first.value["used"]
+
+    await until(is_recorded, "it is recorded again")
+
+
 async def test_a_node_that_sends_a_heartbeat_while_it_is_listed_has_one(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,15 +178,24 @@ def test_a_task_that_a_fleet_is_doing_is_not_recorded(memory: str) -> None:
 
 
 async def test_old_records_can_be_removed(store: Store) -> None:
-    """As those of a fleet: the date is recorded when a node starts to work on it."""
+    """As those of a fleet: the date is recorded while nodes work on it."""
     records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
     await records.start()
     await records.add({"x": Mono(0.0)}, "done")
     used = await store.get(KEYS.work_date(DAY))
     assert used is not None
     assert (await records.forget(1)).claims == 0
-    await store.put(used, {"used": 0.0})
-    assert (await records.forget(1)).claims == 1
+    stale = await store.put(used, {"used": 0.0})
+    # Another node has started long ago, and still works on it.
+    other = StoredRecords(store, Components.system(), KEYS, DAY, "other", lambda _: 0)
+    await other.add({"y": Mono(0.0)}, "done")
+    assert (await records.forget(1)).claims == 0
+    renewed = await store.get(KEYS.work_date(DAY))
+    assert renewed is not None
+    assert renewed.value["used"] >= used.value["used"]
+    assert stale.version != renewed.version
+    await store.put(renewed, {"used": 0.0})
+    assert (await records.forget(1)).claims == 2
     assert await records.list_all({}) == []
 
 

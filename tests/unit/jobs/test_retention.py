@@ -13,7 +13,7 @@ from jobsync import Components, Unavailable
 from jobsync.core.trust import Timing
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
-from jobsync.jobs.retention import forget, record_date
+from jobsync.jobs.retention import WorkDate, forget, record_date
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -53,10 +53,21 @@ async def test_a_date_is_forgotten_after_its_last_use(
         is_kept = bool(await store.heads(keys.claims(day)))
         end = datetime.combine(day, datetime.min.time(), UTC).timestamp() + DAY
         # A use is recorded to the hour.
-        if now - used < (days - 1 / 24) * DAY or now - end < days * DAY:
+        if now - used < days * DAY or now - end < days * DAY:
             assert is_kept
-        if now - used > (days + 1 / 24) * DAY and now - end >= days * DAY:
+        if now - used > (days + 1.01 / 24) * DAY and now - end >= days * DAY:
             assert not is_kept
+
+
+async def test_a_node_records_its_date_every_six_hours() -> None:
+    """And at its start: however long it works on a date, the claims are kept."""
+    store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
+    work_date = WorkDate(store, keys, FIRST)
+    for hours, recorded in ((0, 0), (5.9, 0), (6, 6), (6.1, 6), (11.9, 6), (30, 30), (36.5, 36.5)):
+        await work_date.record(START + hours * DAY / 24)
+        record = await store.get(keys.work_date(FIRST))
+        assert record is not None
+        assert record.value == {"used": START + recorded * DAY / 24}
 
 
 class FailingStore(StoreDecorator):
