@@ -1658,6 +1658,9 @@ async def test_a_directory_lists_every_queue(
     """With the messages in each state, their sessions, and the age of the oldest."""
     beside = await location.open("beside")
     await backend.push(new_messages(0, 1, 2, 3, 4))
+    # So that their times differ, whatever clock there is.
+    await asyncio.sleep(0.05)
+    location.advance(0.05)
     await backend.push(new_messages(5, delay=100))
     mine, *_ = await claim(backend, 3)
     await claim(backend, 1, session=OTHER)
@@ -1669,8 +1672,9 @@ async def test_a_directory_lists_every_queue(
     emails = found["emails"]
     assert emails.counts == {"ready": 1, "waiting": 1, "claimed": 3, "completed": 1}
     assert emails.claims == {ME: 2, OTHER: 1}
-    (ready,) = await backend.browse("ready")
+    (ready,), (waiting,) = await backend.browse("ready"), await backend.browse("waiting")
     assert emails.oldest == pytest.approx(ready.enqueued, rel=0, abs=0.01)
+    assert emails.oldest < waiting.enqueued - 0.01
     assert (found["beside"].counts, found["beside"].oldest) == ({"dead": 1}, None)
 
 

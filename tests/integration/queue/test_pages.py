@@ -27,6 +27,7 @@ from jobsync.core.clock import SystemClock
 from jobsync.core.messages import Transition
 from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
 from jobsync.queue.pages.backend import PagesBackend
+from jobsync.queue.pages.directory import PagesDirectory
 from jobsync.queue.pages.page import PageMark, name_page
 from jobsync.queue.pages.page_reader import ListedPage
 from jobsync.queue.single_message import ProgressReport
@@ -376,6 +377,23 @@ async def test_a_page_that_is_not_json_is_set_aside(location: PagesQueues) -> No
         assert await claim(backend) == []
     assert counting.requests["GET"] == before
     assert await backend.count() == {"claimed": 2}
+
+
+async def test_a_directory_names_the_unreadable_pages_of_all_queues(location: PagesQueues) -> None:
+    """Whichever was read last; what can be read is counted."""
+    names = ["letters", "mails", "sms"]
+    for name in names:
+        await (await location.open(name)).push(new_messages(1))
+    damaged = [
+        page.key for name in names[:2] for page in await read_pages(location, f"page/{name}/0/")
+    ]
+    for key in damaged:
+        location.location.corrupt(key, '{"birth": "x", "mess')
+    directory = location.open_directory()
+    assert isinstance(directory, PagesDirectory)
+    assert [*(await directory.read_contents())] == ["sms"]
+    assert sorted(directory.set_aside) == sorted(damaged)
+    assert len(damaged) == 2
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Record
+from jobsync import Components, Record, Store, Unavailable
 from jobsync.events import Events
 from jobsync.queue.pages.control import QueueControl, _ControlRecord
+from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -123,6 +124,49 @@ async def test_who_pauses_or_resumes_a_queue_knows_it_at_once(
     assert await worker.is_paused() is not is_own
     processes.clock.mono_seconds += RELY
     assert not await worker.is_paused()
+
+
+class FailingStore(StoreDecorator):
+    """Fails the first calls, one kind after the other."""
+
+    def __init__(self, inner: Store, failing: Sequence[str]) -> None:
+        super().__init__(inner)
+        self.failing = list(failing)
+
+    def _fail(self, call: str) -> None:
+        if self.failing[:1] == [call]:
+            self.failing.pop(0)
+            raise Unavailable(self.name, "silent")
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        self._fail("read")
+        return await self.inner.get_many(keys, tombstones=tombstones)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self._fail("write")
+        return await self.inner.write(changes)
+
+
+@pytest.mark.parametrize("failing", [["read"], ["write"], ["read", "write"], ["write", "write"]])
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_queue_that_could_not_be_registered_is_registered_by_the_next_push(
+    processes: Processes, failing: list[str], is_known: bool
+) -> None:
+    """With the note that messages have keys, whichever request failed, and however often."""
+    store, other = processes.start()
+    if is_known:
+        await other.register()
+    components = Components.system()
+    control = QueueControl(FailingStore(store, failing), "mails", components)
+    for _ in failing:
+        with pytest.raises(Unavailable):
+            await control.register_keys()
+        assert not control.has_keys
+    await control.register_keys()
+    (record,) = await store.scan("queue/")
+    assert record.value["has_keys"] is True
 
 
 def _paused(processes: Processes) -> _ControlRecord:

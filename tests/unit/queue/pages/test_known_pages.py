@@ -165,3 +165,23 @@ def test_a_ticket_says_whether_there_is_more(count: int, is_complete: bool) -> N
     ticket = known.pages.build_ticket("deputy")
     assert len(ticket.pages) == min(count, MAX_PAGES)
     assert ticket.has_more is (count > MAX_PAGES or not is_complete)
+
+
+@pytest.mark.parametrize(
+    ("mark", "still", "is_given_up"),
+    [
+        (PageMark.MOVING, 0.0, False),
+        (PageMark.MOVING, 4.9, False),
+        (PageMark.MOVING, 5.0, True),
+        (PageMark.MOVING, 60.0, True),
+        (PageMark.PARTLY, 60.0, False),
+    ],
+)
+def test_a_move_is_left_to_its_process_while_that_goes_on(
+    mark: PageMark, still: float, is_given_up: bool
+) -> None:
+    """One that stands still for five seconds is finished by others."""
+    known = Known()
+    known.show(place(), mark)
+    cast("Any", known.pages._pages).find_still = {place(): still}.__getitem__
+    assert known.pages.list_moving() == [place()] * is_given_up
