@@ -237,17 +237,23 @@ def test_each_renewal_of_a_claim_has_a_number_of_its_own() -> None:
     assert numbers == [1, 2, 3]
 
 
+@pytest.mark.parametrize("is_suspect", [False, True])
 @pytest.mark.parametrize("is_claimed", [False, True])
-def test_a_cancel_from_outside_is_done_once_and_ends_the_claim(*, is_claimed: bool) -> None:
-    """Its mark makes the receipt stale; applied again, it does nothing."""
+def test_a_cancel_from_outside_is_done_once_and_ends_the_claim(
+    *, is_claimed: bool, is_suspect: bool
+) -> None:
+    """Its mark makes the receipt stale; applied again, it does nothing. It is no suspect then."""
     page = push("a", "b")
+    suspect = msgspec.structs.replace(find(page, "a"), is_suspect=is_suspect)
+    page = changes.with_messages(page, {0: suspect})
     if is_claimed:
-        page, _ = claim(page)
+        page, _ = claim(page, suspects=is_suspect)
     after, answer = message_changes.cancel(page, "a", NOW, TARGETS)
     assert answer.ended is not None
     assert answer.ended.session == ("session of c1" if is_claimed else "")
     message = find(after, "a")
     assert (message.state, message.move, len(message.errors)) == ("cancelled", "dead/d", 1)
+    assert not message.is_suspect
     assert message_changes.cancel(after, "a", NOW, TARGETS) == (after, CancelAnswer(is_here=False))
     moves: tuple[Transition, ...] = ("complete", "cancel")
     for move in moves:

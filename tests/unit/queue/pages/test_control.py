@@ -7,8 +7,10 @@ from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, Record, Store, Unavailable
 from jobsync.events import Events
+from jobsync.queue.pages import control
 from jobsync.queue.pages.control import QueueControl, _ControlRecord
 from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -84,9 +86,9 @@ async def test_a_pause_returns_when_nobody_relies_on_a_reading_before_it(
 ) -> None:
     """Also one of a queue that is paused already: whoever did that may not have waited."""
     (_, first), (_, second) = processes.start(), processes.start()
-    for control, is_new in ((first, True), (second, False), (first, False)):
+    for process, is_new in ((first, True), (second, False), (first, False)):
         begun = processes.clock.mono()
-        assert await control.pause("") is is_new
+        assert await process.pause("") is is_new
         assert processes.clock.mono() - begun > RELY
 
 
@@ -126,6 +128,20 @@ async def test_who_pauses_or_resumes_a_queue_knows_it_at_once(
     assert not await worker.is_paused()
 
 
+@pytest.mark.parametrize("count", range(6))
+async def test_the_records_of_all_queues_are_read(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """However many there are, page by page."""
+    monkeypatch.setattr(control, "_LISTED", 2)
+    store, _ = processes.start()
+    components = Components.system()
+    for number in range(count):
+        await QueueControl(store, f"queue {number}", components).register()
+    log = CorruptionLog("queues", components.events)
+    assert [*await control.read_controls(store, log)] == [f"queue {n}" for n in range(count)]
+
+
 class FailingStore(StoreDecorator):
     """Fails the first calls, one kind after the other."""
 
@@ -159,12 +175,12 @@ async def test_a_queue_that_could_not_be_registered_is_registered_by_the_next_pu
     if is_known:
         await other.register()
     components = Components.system()
-    control = QueueControl(FailingStore(store, failing), "mails", components)
+    unreliable = QueueControl(FailingStore(store, failing), "mails", components)
     for _ in failing:
         with pytest.raises(Unavailable):
-            await control.register_keys()
-        assert not control.has_keys
-    await control.register_keys()
+            await unreliable.register_keys()
+        assert not unreliable.has_keys
+    await unreliable.register_keys()
     (record,) = await store.scan("queue/")
     assert record.value["has_keys"] is True
 
