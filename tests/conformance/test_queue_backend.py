@@ -541,6 +541,24 @@ async def test_a_dead_session_ends_its_claims_and_no_others(backend: QueueBacken
     assert await settle(backend, living.receipt)
 
 
+@pytest.mark.parametrize("delay", [0.0, 600.0])
+@pytest.mark.parametrize("move", ["complete", "cancel", "retry", "bury", "release", "snooze"])
+async def test_a_session_whose_claims_are_settled_holds_none(
+    backend: QueueBackend, move: Transition, delay: float
+) -> None:
+    """However the last of them is settled, and while others have claims of the same batch."""
+    await backend.push(new_messages(1, 2, 3))
+    mine = await claim(backend, 2)
+    other = await take(backend, session=OTHER)
+    for number, message in enumerate(mine):
+        assert await backend.list_holders() == [ME, OTHER], number
+        how = {"delay": delay} if move in {"retry", "release", "snooze"} else {}
+        assert await settle(backend, message.receipt, move, **how)
+    assert await backend.list_holders() == [OTHER]
+    assert await settle(backend, other.receipt)
+    assert await backend.list_holders() == []
+
+
 async def test_deaths_of_workers_are_counted_too(backend: QueueBackend) -> None:
     """A message that kills every worker is a dead letter when no attempts are left.
 
