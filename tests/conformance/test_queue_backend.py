@@ -890,6 +890,36 @@ async def test_browsing_shows_times(location: QueueLocation, backend: QueueBacke
     assert late.due < late.seen
 
 
+async def pass_time(location: QueueLocation) -> None:
+    """Let a moment pass, by whichever clock messages have their times."""
+    await asyncio.sleep(0.05)
+    if isinstance(location, PagesQueues):
+        location.clock.ahead += 0.05
+
+
+@pytest.mark.parametrize(("move", "state"), [("bury", "dead"), ("cancel", "cancelled")])
+async def test_each_time_is_that_of_its_own_change(
+    location: QueueLocation, backend: QueueBackend, move: Transition, state: MessageState
+) -> None:
+    """The push, the claim, each error and the end of one message, which all differ."""
+    await backend.push(new_messages(1))
+    await pass_time(location)
+    first = await take(backend)
+    (claimed,) = await backend.browse("claimed")
+    assert claimed.claimed is not None
+    await pass_time(location)
+    await settle(backend, first.receipt, "retry", error="one")
+    await pass_time(location)
+    await settle(backend, (await take(backend)).receipt, move, error="two")
+    (ended,) = await backend.browse(state)
+    assert ended.finished is not None
+    assert ended.enqueued == pytest.approx(claimed.enqueued, rel=0, abs=0.001)
+    one, two = ended.errors
+    times = [ended.enqueued, claimed.claimed, one.at, two.at]
+    assert all(after - before > 0.02 for before, after in itertools.pairwise(times)), times
+    assert ended.finished - one.at > 0.02
+
+
 async def test_completed_messages_keep_no_payload(backend: QueueBackend) -> None:
     """Only that they were completed, and by which session."""
     await backend.push(new_messages(1))
