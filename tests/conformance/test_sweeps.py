@@ -271,14 +271,16 @@ async def test_an_archive_under_a_crash_at_any_write_has_one_copy_and_never_none
     assert crashes == 6
 
 
-async def leave_marked(hooked: HookedStore, rule: ExpiryRule, *, is_copied: bool) -> None:
-    """Die in the middle of moving one record."""
+async def leave_marked(
+    hooked: HookedStore, rule: ExpiryRule, *, is_copied: bool, count: int = 1
+) -> None:
+    """Die in the middle of moving one record, or several at once."""
     async with Database(connection=hooked) as database:
         stage = await open_stage(database, rule)
         await stage.list_archived()
-        await stage.insert(0)
+        await stage.insert(*[0.0] * count)
         entries = len(database.resources.old.definition.indexes)
-        hooked.left = 2 + entries if is_copied else 1
+        hooked.left = 2 + entries if is_copied else count
         with pytest.raises(Crashed):
             await stage.sweep()
         hooked.left = None
@@ -473,6 +475,20 @@ async def test_a_move_is_completed_though_its_rule_is_dropped(
         await database.backfill("sessions")
         assert await stage.list_live() == ["r1"]
         assert await stage.list_archived() == ["r0"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+async def test_all_moves_are_completed_before_their_rule_is_dropped(
+    hooked: HookedStore, monkeypatch: pytest.MonkeyPatch, count: int, no_delay: None
+) -> None:
+    """Page by page, however many a sweep has begun."""
+    monkeypatch.setattr(backfill, "_PAGE", 2)
+    await leave_marked(hooked, ARCHIVE, is_copied=False, count=count)
+    async with Database(connection=hooked) as database:
+        stage = Stage(database, database.resource("sessions"))
+        await database.drop_expiry("sessions")
+        assert await stage.list_live() == []
+        assert sorted(await stage.list_archived()) == [f"r{n}" for n in range(count)]
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
