@@ -16,10 +16,16 @@ import pytest
 from chance import FakeClock
 from click.testing import CliRunner
 
-from jobsync.cli.health import HealthReport, HealthState, health, write_heartbeat
+from jobsync.cli.health import (
+    HealthReport,
+    HealthState,
+    health,
+    parse_address,
+    write_heartbeat,
+)
 from jobsync.cli.probes import MAX_CONNECTIONS, serve_probes
 from jobsync.core.clock import Wall
-from jobsync.errors import Misconfigured
+from jobsync.errors import Invalid, Misconfigured
 
 PATIENCE = 60.0
 """Seconds after which a test gives up. Nothing promises to be this fast or slow."""
@@ -132,6 +138,89 @@ def test_health_tells_what_the_heartbeat_file_says(
         pid = None if age is None else os.getpid()
         assert row == {"status": status, "pid": pid, "reasons": expected}
         assert done.exit_code == (3 if expected else 0)
+
+
+def test_a_heartbeat_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Who reads it meanwhile gets the former one to its end; nothing is left beside it."""
+    file = tmp_path / "heartbeat.json"
+    write_heartbeat(file, HealthReport(status="ready"), Wall(NOW))
+    former = file.read_bytes()
+    with file.open("rb") as reader:
+        write_heartbeat(file, HealthReport(status="", reasons=["connecting"]), Wall(NOW + 1))
+        assert reader.read() == former
+    assert json.loads(file.read_bytes())["at"] == NOW + 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("unready", [[], ["connecting"]])
+@pytest.mark.parametrize("failure", ["", "a bug"])
+@pytest.mark.parametrize("seconds", [0.0, 300.0, 301.0])
+def test_a_process_whose_loop_is_blocked_is_neither_live_nor_ready(
+    unready: list[str], failure: str, seconds: float
+) -> None:
+    """After five minutes, until the loop runs again; a failure is for good."""
+    clock = FakeClock()
+    state = HealthState(clock, lambda: unready)
+    state.failure = failure
+    clock.mono_seconds += seconds
+    blocked = ["the event loop has been blocked for 301 s"] if seconds > 300 else []
+    for stuck in ([failure] * bool(failure) + blocked, [failure] * bool(failure)):
+        live, ready = state.live(), state.ready()
+        assert (live.status, live.reasons) == ("stuck" if stuck else "alive", stuck)
+        reasons = stuck or unready
+        assert (ready.status, ready.reasons) == ("not_ready" if reasons else "ready", reasons)
+        state.mark_alive()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        (":8080", ("127.0.0.1", 8080)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:65535", ("0.0.0.0", 65535)),
+        ("[::1]:8080", ("::1", 8080)),
+        ("here.example:80", ("here.example", 80)),
+        ("65536", None),
+        ("-1", None),
+        ("here.example", None),
+        ("here.example:", None),
+        ("", None),
+    ],
+)
+def test_an_address_is_a_port_with_or_without_a_host(
+    text: str, address: tuple[str, int] | None
+) -> None:
+    """Without one, only this machine can reach it."""
+    if address is None:
+        with pytest.raises(Invalid, match="--http is not an address"):
+            parse_address(text)
+    else:
+        assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_url_of_the_probes_can_be_requested(host: str, shown: str) -> None:
+    """As it is printed, with the port that was chosen; what follows a question mark is ignored."""
+    if host == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with serve_probes((host, 0), HealthState(FakeClock(), list)) as url:
+        server = Server(url)
+        assert url == f"http://{shown}:{server.port}"
+        assert server.probe("/livez?verbose") == (200, b'{"status": "alive"}')
+        head = server.send(b"HEAD /health/live HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert head.endswith(b"\r\n\r\n")
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can listen on its IPv6 address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.usefixtures("many_files")
