@@ -1,10 +1,12 @@
 """Ids are unique, and sort by time."""
 
+import base64
 import re
 import uuid
 from typing import Any
 
 import pytest
+from chance import FakeClock, SeededRandomness
 
 from jobsync.components import NONCE_LENGTH, Ids
 from jobsync.core.clock import Clock, SystemClock, SystemRandomness
@@ -25,6 +27,14 @@ def test_a_nonce_has_one_width_and_alphabet(ids: Ids) -> None:
     for nonce in ids.nonces(1000):
         assert re.fullmatch(r"[A-Za-z0-9_-]{12}", nonce), nonce
         check_key(f"a/{nonce}")
+
+
+def test_each_nonce_has_random_bits_of_its_own() -> None:
+    """Nine bytes: all that was drawn is used, and no part of it twice."""
+    randomness = SeededRandomness(7)
+    nonces = Ids(FakeClock(), SeededRandomness(7)).nonces(5)
+    drawn = b"".join(map(base64.urlsafe_b64decode, nonces))
+    assert drawn == randomness.bytes(45)
 
 
 def test_nonces_of_two_calls_differ(ids: Ids) -> None:

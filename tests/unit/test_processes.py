@@ -155,6 +155,48 @@ def test_what_cannot_be_read_is_no_evidence(
     assert PROCESSES.find_start(child.pid) == 77
 
 
+@pytest.fixture
+def proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """What a system tells of this process."""
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("b00t\n")
+    for folder in ("ns", "task/1"):
+        (tmp_path / "self" / folder).mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[1]")
+    (tmp_path / "self/ns/time").symlink_to("time:[2]")
+    (tmp_path / "self/stat").write_text(f"7 (python) S {' 0' * 18} 77 0")
+    monkeypatch.setattr(module, "_PROC", tmp_path)
+    monkeypatch.setattr("platform.node", lambda: "here")
+    module._identify.cache_clear()
+    yield tmp_path
+    module._identify.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("missing", "namespaces"),
+    [
+        (None, "pid:[1] time:[2]"),
+        # Older systems have one time for all.
+        ("self/ns/time", "pid:[1]"),
+        ("self/ns/pid", None),
+        ("sys/kernel/random/boot_id", None),
+        ("self/stat", None),
+    ],
+)
+def test_a_process_is_told_apart_by_all_that_the_system_tells(
+    proc: Path, missing: str | None, namespaces: str | None
+) -> None:
+    """Its machine, the boot, the namespaces of its number and its times, and its start."""
+    if missing is not None:
+        (proc / missing).unlink()
+    expected = None
+    if namespaces is not None:
+        expected = ProcessIdentity(
+            host="here", boot="b00t", namespaces=namespaces, pid=os.getpid(), started=77
+        )
+    assert PROCESSES.identify() == expected
+
+
 def test_a_system_that_tells_nothing_has_no_identity(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -147,8 +147,9 @@ def test_variables_are_read_as_their_types() -> None:
 @pytest.mark.parametrize("name", ["poll", "timeout"])
 def test_a_timedelta_becomes_seconds(name: str) -> None:
     """A duration in seconds may be a timedelta."""
-    resolved = resolve(Pace, {name: timedelta(minutes=2)}, Sources())
-    assert getattr(resolved.value, name) == 120.0
+    duration = timedelta(days=1, minutes=2, milliseconds=500)
+    resolved = resolve(Pace, {name: duration}, Sources())
+    assert getattr(resolved.value, name) == 86_520.5
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ A coroutine function in its own context behaves in all else as if it were awaite
 import asyncio
 import itertools
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -22,9 +24,51 @@ from jobsync.user_code import (
     note_coroutine,
     run_in_own_context,
 )
-from jobsync.user_functions import is_exit, is_for_task
+from jobsync.user_functions import check_function, is_exit, is_for_task
 
 _mark: ContextVar[str] = ContextVar("mark", default="")
+
+
+class Functions:
+    """Functions of a user's that run, and generators that would not."""
+
+    def run(self) -> None:
+        """Run."""
+
+    async def run_later(self) -> None:
+        """Run on the loop."""
+
+    def generate(self) -> Iterator[None]:
+        """Run nothing."""
+        yield
+
+    async def generate_later(self) -> AsyncIterator[None]:
+        """Run nothing either."""
+        yield
+
+    def __call__(self) -> None:
+        """Run, as an object does."""
+
+
+@pytest.mark.parametrize("shape", [lambda function: function, partial])
+@pytest.mark.parametrize("owner", [Functions, Functions()])
+@pytest.mark.parametrize("name", ["run", "run_later", "generate", "generate_later"])
+def test_a_generator_is_refused_in_any_shape(name: str, owner: Any, shape: Any) -> None:
+    """As a function, as a method, and with some of its arguments."""
+    function = shape(getattr(owner, name))
+    if "generate" not in name:
+        check_function("handler", function, "pass a function")
+        return
+    with pytest.raises(Invalid, match=r"handler is a generator, which nobody runs"):
+        check_function("handler", function, "pass a function")
+
+
+@pytest.mark.parametrize("value", [Functions(), Functions, print])
+def test_anything_that_can_be_called_is_a_function(value: object) -> None:
+    """Nothing else is, and the error says what to pass."""
+    check_function("handler", value, "pass a function")
+    with pytest.raises(Invalid, match=r"handler must be callable.*Pass a function"):
+        check_function("handler", "print", "pass a function")
 
 
 async def test_its_variables_are_visible_below_and_not_after() -> None:

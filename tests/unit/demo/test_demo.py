@@ -45,6 +45,11 @@ def fire(second: int, **details: Any) -> HistoryEntry:
     return HistoryEntry(status="success", scheduled_time=START + second, **details)
 
 
+def gap(second: int, count: int, status: Any) -> HistoryEntry:
+    """Return instants that were not fired, by the last of them."""
+    return HistoryEntry(status=status, scheduled_time=START + second, count=count)
+
+
 GOOD: dict[str, Any] = {
     "sent": ["a", "b"],
     "finished": [finish("a"), finish("b")],
@@ -67,6 +72,11 @@ GOOD: dict[str, Any] = {
         ({"completions": ["a", "b", "a"]}, {"doubled": 1}),
         ({"firings": [fire(0), fire(4)]}, {"missed": 1}),
         ({"firings": [fire(0), fire(2), fire(2), fire(4)]}, {"fired_twice": 1}),
+        # Three instants that nobody fired are one entry.
+        (
+            {"firings": [fire(0), gap(6, 3, "missed"), fire(8)]},
+            {"missed": 5, "firings": 5, "instants": 5},
+        ),
         ({"left": 1}, {"left": 1}),
         ({"tokens": TOKENS - 1}, {"tokens": TOKENS - 1}),
         ({"failures": 1}, {"failures": 1}),

@@ -7,12 +7,21 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobPause, JobState
+from jobsync.core.job_state import (
+    ActiveRun,
+    Gap,
+    JobDefinition,
+    JobPause,
+    JobState,
+    LastRun,
+    Statistics,
+)
 from jobsync.core.trust import Timing
 from jobsync.errors import Invalid, NotFound
 from jobsync.scheduler.job_store import JobStore
 from jobsync.status.schedules import ScheduledJobStatus, SchedulesStatus, read_schedules_status
 from jobsync.status.why import explain
+from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
 ROLE = "default/scheduler"
@@ -145,10 +154,41 @@ async def test_a_late_job_counts_what_runs_in_its_process() -> None:
     assert (status.busy, explain(status).code) == (1, "waiting")
 
 
+async def test_each_owner_of_a_run_is_told_with_its_condition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that sends no heartbeats is not dead; one whose session is gone is left out."""
+    place = Place()
+    names = ("live", "silent", "dead", "gone")
+    for name in names[:3]:
+        await place.add_worker(name, ["a"], state="dead" if name == "dead" else "live")
+    runs = [ActiveRun(id=name, instant=1, owner=f"{name}.1", started_at=1.0) for name in names]
+    await place.add_job("a", running=tuple(runs))
+
+    async def read_age(record: Record) -> float:
+        return 16.0 if "silent" in record.key else 1.0
+
+    monkeypatch.setattr(place.store, "age", read_age)
+    owners = (await place.read_job("a")).owners
+    assert owners == {f"{name}.1": name for name in names[:3]}
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(2.5, 2.5), (0.0, 0.0), (-3.0, 0.0)])
+async def test_a_run_takes_no_less_than_no_time(seconds: float, shown: float) -> None:
+    """Also if the clock of its machine was set back meanwhile."""
+    place = Place()
+    run = LastRun(id="r", instant=1, status="success", started_at=10.0, ended_at=10.0 + seconds)
+    await place.add_job("a", statistics=Statistics(runs=1, last_run=run))
+    await place.add_job("b")
+    await place.add_worker("w1", ["a", "b"])
+    assert (await place.read_job("a")).last_duration == shown
+    assert (await place.read_job("b")).last_duration is None
+
+
 async def test_the_newest_gap_is_found_in_the_state_and_in_the_history() -> None:
     """The state's are not in the history yet."""
     place = Place()
-    old = Gap(first=100, last=200, count=2, reason="old")
+    old = Gap(first=100, last=200, count=2, reason="old", is_counted=False)
     new = Gap(first=300, last=400, count=2, reason="new", kind="skipped")
     await place.add_job("a")
     await place.open().history.write_gap("a", old)

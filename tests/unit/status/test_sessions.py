@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import cluster as module
 from jobsync.coordination.role import ROLES
-from jobsync.coordination.session import SESSIONS
+from jobsync.coordination.session import SESSIONS, HookFailure
+from jobsync.core.keys import escape
 from jobsync.processes import SystemProcesses
 from jobsync.status.sessions import ClusterStatus, read_cluster_status
 from jobsync.stores.contract import Record
@@ -103,6 +104,71 @@ async def test_a_role_is_led_while_its_leader_sends_heartbeats(
     assert (shown.state, shown.candidates) == (expected, candidates)
     is_vacant = expected == "vacant"
     assert (shown.until is None, shown.leader is None) == (is_vacant, is_vacant)
+
+
+def describe(name: str, *roles: str, **changes: Any) -> dict[str, Any]:
+    """Return the session of a live candidate for some roles."""
+    timing = {"beat": 5.0, "timeout": 15.0}
+    return {"worker": name, "state": "live", "beat": 1, "timing": timing, "works": roles, **changes}
+
+
+@pytest.mark.parametrize("leader", ["a", "b", None])
+async def test_what_is_failing_is_what_the_leader_raises(leader: str | None) -> None:
+    """In this role, and not what another worker has raised when it led."""
+    store = MemoryStore()
+    failures: dict[str, dict[str, Any]] = {
+        name: {
+            role: {"callback": "work", "error": f"{name} {role}", "at": 1.0, "times": 2}
+            for role in (ROLE, "default/other")
+        }
+        for name in ("a", "c")
+    }
+    for name in ("a", "b", "c"):
+        facts = {"failing": failures[name]} if name in failures else {}
+        await store.create(f"{SESSIONS}{name}.1", describe(name, ROLE, facts=facts))
+    owner = None if leader is None else f"{leader}.1"
+    role = {"epoch": 1, "owner": owner, "since": 1.0, "until": 2.0, "timeout": 15.0}
+    await store.create(f"{ROLES}{ROLE}", role)
+    (shown,) = (await read_cluster_status(store, Components.system())).roles
+    expected = HookFailure(callback="work", error=f"a {ROLE}", at=1.0, times=2)
+    assert shown.failing == (expected if leader == "a" else None)
+
+
+@pytest.mark.parametrize("case", ["newer", "damaged"])
+async def test_a_role_that_cannot_be_read_hides_no_other(case: str) -> None:
+    """It is shown with its candidates, and so are the roles that can be read."""
+    store = MemoryStore()
+    names = [f"default/{name}" for name in ("a", "b")]
+    await store.create(f"{SESSIONS}w.1", describe("w", *names))
+    role = {"epoch": 1, "owner": "w.1", "since": 1.0, "until": 2.0, "timeout": 15.0}
+    await store.create(f"{ROLES}{names[1]}", role)
+    if case == "newer":
+        await store.create(f"{ROLES}{names[0]}", {"other": "words"}, format=2)
+    else:
+        await store.create(f"{ROLES}{names[0]}", {"epoch": "one"})
+    roles = (await read_cluster_status(store, Components.system())).roles
+    assert [(each.work, each.state, each.candidates, each.leader) for each in roles] == [
+        ("a", "unreadable", 1, None),
+        ("b", "led", 1, "w"),
+    ]
+
+
+async def test_roles_are_shown_as_people_name_them() -> None:
+    """Without the escapes of keys: those that a worker works at, and those that it leads."""
+    store = MemoryStore()
+    namespace, works = "Größe 1", ["queue-a/b", "ttl"]
+    names = [f"{escape(namespace)}/{escape(work)}" for work in works]
+    holds = dict.fromkeys(reversed(names), 1)
+    await store.create(f"{SESSIONS}w.1", describe("w", *names, holds=holds))
+    for name in names:
+        role = {"epoch": 1, "owner": "w.1", "since": 1.0, "until": 2.0, "timeout": 15.0}
+        await store.create(f"{ROLES}{name}", role)
+    status = await read_cluster_status(store, Components.system())
+    expected = tuple(f"{namespace}/{work}" for work in works)
+    assert (status.sessions[0].works, status.sessions[0].leads) == (expected, expected)
+    assert [(each.namespace, each.work) for each in status.roles] == [
+        (namespace, work) for work in works
+    ]
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])

@@ -18,7 +18,7 @@ from jobsync.queue.worker_status import (
 )
 from jobsync.status.queues import MessageStatus, QueuesStatus, QueueStatus, QueueWorkerStatus
 from jobsync.status.sessions import SessionStatus
-from jobsync.status.why import explain
+from jobsync.status.why import describe_progress, explain
 
 NOW = 1000.0
 
@@ -434,6 +434,26 @@ def test_a_rate_is_shown_in_the_unit_in_which_it_is_whole(rate: float, shown: st
     """As people write it."""
     queue = status(worker(limits={"": ReportedLimit(rate=rate)})).queue
     assert queue.find_limits("") == [f"rate_limit={shown} of queue default/tasks"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "note", "shown"),
+    [
+        (0.0, "", "0% done"),
+        (0.256, "row 256", "26% done, row 256"),
+        (1.0, "", "100% done"),
+        (1.5, "", "progress 1.5"),
+        (-1.0, "", "progress -1"),
+        (400.0, "rows", "progress 400, rows"),
+    ],
+)
+def test_progress_is_a_share_or_a_number(progress: float, note: str, shown: str) -> None:
+    """In the reason, and among the facts; none is as good as any other."""
+    holder = worker()
+    found = claimed(holder, progress=progress, progress_note=note, progress_at=990.0)
+    assert describe_progress(progress, note) == shown
+    assert explain(found).text.endswith(f": {shown}")
+    assert dict(_describe(found))["progress"].endswith(f" {shown}")
 
 
 @pytest.mark.parametrize("state", ["ready", "waiting", "claimed", "completed", "dead"])
