@@ -24,7 +24,10 @@ _FIELDS = "jobsync_fields"
 """The attribute of a record that has the fields of a message of this command."""
 _MAX_TRACE_LENGTH = 50_000
 _MAX_VALUE_LENGTH = 500
-_TIMES = {"at", "expired_at", "first", "last", "scheduled_time", "since", "timestamp", "until"}
+_TIMES = {
+    *("at", "expired_at", "first", "last", "new_epoch", "scheduled_time", "since", "timestamp"),
+    "until",
+}
 """The fields of events that have Unix seconds."""
 _is_bare = re.compile(r"[^\s\"'=]+").fullmatch
 _find_places = re.compile(r'^ *File "(.*)", line (\d+), in (.*)$', re.MULTILINE).findall

@@ -4,16 +4,18 @@ import asyncio
 import datetime as dt
 import json
 import logging
+import typing
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from waiting import until
 
 from jobsync import Database, QueuePlugin
 from jobsync.cli.work import _log_plan
-from jobsync.cli.worker_log import start_logging
+from jobsync.cli.worker_log import _show, start_logging
 from jobsync.coordination.events import CoordinatorPromoted
-from jobsync.events import Events
+from jobsync.events import Events, HandlerFailed, known_events
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +41,93 @@ def test_events_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "coord:coordinator-promoted role=default/a worker_id=w1 epoch=3 "
         "until=2001-02-03T12:00:05 timestamp=1.5e+18"
     )
+
+
+NOON = dt.datetime(2001, 2, 3, 12, 0, 5).astimezone().timestamp()
+DURATIONS = {
+    *("delay", "duration", "lag", "pause", "progress", "timeout", "wait", "worker_timeout")
+}
+"""The fields of events that have a number and no time."""
+
+
+def test_each_number_of_an_event_is_shown_as_a_time_or_a_number() -> None:
+    """Those of the known events, by the names of their fields."""
+    numbers = {
+        field
+        for kind in known_events().values()
+        for field, type_ in typing.get_type_hints(kind).items()
+        if field in kind.__struct_fields__ and type_ in (float, float | None)
+    }
+    assert numbers >= {"until", "timestamp", "duration"}
+    for field in numbers:
+        expected = "981201605" if field in DURATIONS else "12:00:05"
+        assert _show(field, 981201605.0 if field in DURATIONS else NOON, NOON) == expected, field
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("until", NOON, "12:00:05"),
+        ("until", NOON - 86_400, "2001-02-02T12:00:05"),
+        ("until", NOON + 86_400, "2001-02-04T12:00:05"),
+        ("delay", 0.25, "0.25"),
+        ("delay", 100.0, "100"),
+        ("delay", 1.23456, "1.235"),
+        ("epoch", 3, "3"),
+        ("tasks", ("a", "b"), "a,b"),
+        ("tasks", [], "''"),
+        ("reason", "no answer", "'no answer'"),
+        ("reason", "", "''"),
+        ("is_new", True, "True"),
+        ("error", "E: no\nand more", "'E: no'"),
+        (
+            "error",
+            'E: no\n  File "/a/first.py", line 3, in outer\n  File "/b/last.py", line 7, in inner',
+            "'E: no (last.py, line 7, in inner)'",
+        ),
+    ],
+)
+def test_a_field_is_one_word_for_people(name: str, value: object, shown: str) -> None:
+    """An error is its first line and the last place that it passed; days are told apart."""
+    assert _show(name, value, NOON) == shown
+
+
+def test_json_keeps_each_field_of_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those whose names are taken have an underscore after them."""
+    start_logging("json", "info")
+    failed = HandlerFailed(event="db:connected", callback="app.listen", error="ValueError: no")
+    Events().emit(failed)
+    line = json.loads(capsys.readouterr().err)
+    fields = msgspec.structs.asdict(failed)
+    assert (line["event"], line["event_"]) == (failed.name, fields.pop("event"))
+    assert line.items() >= fields.items()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_exception_is_logged_with_its_lines(
+    capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    """In text below its record, in JSON as a field of it; the other fields are as always."""
+    start_logging(log_format, "info")
+    error = ValueError("no mailbox")
+
+    def send() -> None:
+        raise error
+
+    try:
+        send()
+    except ValueError:
+        logging.getLogger("app").exception("it failed")
+    text = capsys.readouterr().err
+    if log_format == "json":
+        line = json.loads(text)
+        assert (line["logger"], line["level"], line["message"]) == ("app", "error", "it failed")
+        text = f"error: it failed\n{line['trace']}"
+    first, *rest = text.splitlines()
+    assert first.endswith("error: it failed")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert any("test_worker_log.py" in line for line in rest)
+    assert rest[-1] == "ValueError: no mailbox"
 
 
 def test_lines_of_several_processes_have_their_number(capsys: pytest.CaptureFixture[str]) -> None:
