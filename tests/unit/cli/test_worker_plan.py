@@ -42,11 +42,13 @@ def test_handlers_are_listed_by_queue_and_task() -> None:
         f"default/emails → send → {__name__}.send",
     ]
     check_work("app:db", database)
-    emails = QueuePlugin("emails")
-    for number in range(25):
-        emails.task(name=f"task{number}")(lambda: None)
-    lines = list(describe_work(Database("memory://", plugins=[emails])))
-    assert (len(lines), lines[-1]) == (21, "default/emails → 5 more tasks")
+    for count, last in ((20, f"default/emails → task9 → {__name__}.send"), (21, 1), (25, 5)):
+        emails = QueuePlugin("emails")
+        for number in range(count):
+            emails.task(name=f"task{number}")(send)
+        lines = list(describe_work(Database("memory://", plugins=[emails])))
+        expected = last if isinstance(last, str) else f"default/emails → {last} more tasks"
+        assert (len(lines), lines[-1]) == (min(count, 21), expected)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import signal
+import socket
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from waiting import until
 
-from jobsync import Components, Database, QueuePlugin
+from jobsync import Components, CoordinatorPlugin, Database, QueuePlugin
 from jobsync.cli import worker_process
 from jobsync.cli.health import HealthState
 from jobsync.cli.process_supervisor import ProcessSupervisor
-from jobsync.cli.worker_process import WorkerProcess
+from jobsync.cli.worker_process import Watchdog, WorkerProcess
 from jobsync.coordination.events import StoreSilent, WorkerHeartbeat
 from jobsync.core.clock import Mono, SystemClock
 
@@ -136,6 +139,108 @@ def test_a_supervisor_passes_signals_within_half_a_second_on_once(
     clock.now += 0.01
     supervisor._stop(signal.SIGINT)
     assert sent == [signal.SIGTERM] * 2
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    """A process that does not run, with a grace period of 30 seconds."""
+    components = msgspec.structs.replace(Components.system(), clock=SteppedClock())
+    database = Database("memory://", components=components)
+    process = WorkerProcess(database, HealthState(components.clock, list), grace=30)
+    yield process
+    process._watchdog._received.close()
+    process._watchdog._sent.close()
+
+
+@pytest.mark.parametrize(
+    ("passed", "within"), [(None, 30.0), (0.0, 30.0), (12.0, 18.0), (30.0, 0.0), (45.0, 0.0)]
+)
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("failure", ["", "a bug"])
+async def test_the_grace_period_begins_with_the_signal(
+    process: WorkerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    passed: float | None,
+    within: float,
+    is_late: bool,
+    failure: str,
+) -> None:
+    """What has passed since is not given again; late or failed work is a failure."""
+    periods: list[float] = []
+
+    async def disconnect(*, within: float) -> None:
+        periods.append(within)
+
+    monkeypatch.setattr(process._database, "disconnect", disconnect)
+    if passed is not None:
+        process._stop_since = Mono(process._clock.mono().seconds - passed)
+    process._is_late, process._health.failure = is_late, failure
+    assert await process._disconnect() == (1 if is_late or failure else 0)
+    assert periods == [within]
+
+
+async def test_what_a_stop_waits_for_is_said_again_and_again(
+    process: WorkerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After 1, 2, 4 and 8 more seconds, and nothing if nothing runs."""
+    caplog.set_level(logging.INFO, logger="jobsync.work")
+    pauses: list[float] = []
+    plugin = CoordinatorPlugin()
+    running = [["a"], [], ["a", "b"]]
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > len(running):
+            raise TimeoutError
+
+    monkeypatch.setattr(process._clock, "sleep", sleep)
+    monkeypatch.setattr(plugin, "list_running", lambda: running[len(pauses) - 1])
+    monkeypatch.setattr(process, "_database", SimpleNamespace(plugins={"one": plugin}))
+    with pytest.raises(TimeoutError):
+        await process._log_wait()
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "still waiting for a",
+        "still waiting for a; b",
+    ]
+
+
+def test_the_first_end_of_a_countdown_counts(process: WorkerProcess) -> None:
+    """A process that stops by itself and is then told to has no more time than before."""
+    clock = process._clock
+    assert isinstance(clock, SteppedClock)
+    process._stop()
+    end = process._watchdog._end
+    assert end == clock.mono() + 31.8
+    clock.now += 10
+    process._on_supervisor_ended()
+    process._stop()
+    assert process._watchdog._end == end
+
+
+def test_signals_are_handled_as_before_after_the_watch() -> None:
+    """Of each kind, and with the descriptor that they wake."""
+    is_over = threading.Event()
+    watchdog = Watchdog(SystemClock(), str, is_over.set)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    own = {number: signal.getsignal(number) for number in numbers}
+    received, sent = socket.socketpair()
+    sent.setblocking(False)
+    former = signal.set_wakeup_fd(sent.fileno())
+    try:
+        with watchdog.watch():
+            assert all(signal.getsignal(number) != own[number] for number in numbers)
+            assert signal.set_wakeup_fd(-1) == watchdog._sent.fileno()
+        assert {number: signal.getsignal(number) for number in numbers} == own
+        assert signal.set_wakeup_fd(-1) == sent.fileno()
+    finally:
+        signal.set_wakeup_fd(former)
+        watchdog.start_countdown(0)
+        is_over.wait()
+        for each in (received, sent, watchdog._received, watchdog._sent):
+            each.close()
 
 
 def test_the_last_line_is_written_although_the_log_is_blocked(

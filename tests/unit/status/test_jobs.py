@@ -15,7 +15,7 @@ from jobsync.core.pins import Pin
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
-from jobsync.status.jobs import FleetStatus, TaskStatus
+from jobsync.status.jobs import FleetStatus, NodeStatus, PinStatus, TaskStatus
 from jobsync.status.sessions import ClusterStatus, RoleStatus, SessionStatus
 from jobsync.status.why import explain
 from jobsync.stores.memory import MemoryStore
@@ -43,8 +43,8 @@ def session(name: str, **changes: Any) -> SessionStatus:
 def node(name: str, **changes: Any) -> NodeRecord:
     """Return the record of a node, with some fields changed."""
     defaults: dict[str, Any] = {"stage": "ready", "applied": 0, "is_observer": False, "pid": 1}
-    more = {**defaults, **changes}
-    return NodeRecord(name=name, incarnation=f"{name}.1", created=0.0, host="", **more)
+    more = {"created": 0.0, "host": "", **defaults, **changes}
+    return NodeRecord(name=name, incarnation=f"{name}.1", **more)
 
 
 def open_fleet(
@@ -88,6 +88,68 @@ async def read_task(
 def plan_of(*names: str, before: Plan | None = None, pins: tuple[Pin, ...] = ()) -> Plan:
     """Return the next plan, for these nodes."""
     return assign(before or Plan.empty(TOTAL), [NODES[name] for name in names], pins=pins)
+
+
+def test_all_of_a_node_is_shown() -> None:
+    """The oldest first, with what it owns, also of those that are gone."""
+    plan = plan_of("a", "b")
+    nodes = [
+        node("c", stage="left", created=3.0, host="h3", pid=33),
+        node("a", created=1.0, host="h1", pid=11),
+        node("b", created=2.0, host="h2", pid=22, stage="leaving"),
+    ]
+    leads = RoleStatus(namespace="sync_", work="jobs", state="led", leader="b", candidates=2)
+    fleet = open_fleet(plan, nodes, [session("a", heard=7.0), session("b")], [leads])
+    common: dict[str, Any] = {"tokens": 3, "leads": False}
+    assert fleet.nodes() == [
+        NodeStatus(
+            **{**common, "node": name, "incarnation": f"{name}.1", "host": f"h{number}"}
+            | {"pid": 11 * number, "joined": float(number)}
+            | facts
+        )
+        for number, (name, facts) in enumerate(
+            {
+                "a": {"state": "ready", "heard": 7.0},
+                "b": {"state": "leaving", "heard": 4.0, "leads": True},
+                "c": {"state": "left", "heard": None, "tokens": 0},
+            }.items(),
+            1,
+        )
+    ]
+
+
+async def test_all_of_a_pin_is_shown() -> None:
+    """By token, then by task; what is in force is the first pattern that a node matches."""
+    names = sorted((f"t{number}" for number in range(9)), key=lambda name: (token_of(name), name))
+    assert names != sorted(names)
+    fleet = open_fleet(plan_of("a", "b"), [node("a"), node("b")])
+    expires = fleet._clock.wall().seconds + 60
+    for creator, chosen in (("b", names[:4]), ("a", names[4:])):
+        pins = [
+            Pin(
+                task=name,
+                token=token_of(name),
+                patterns=("x", creator),
+                reason=f"for {name}",
+                created_by=creator,
+                expires_at=expires,
+            )
+            for name in reversed(chosen)
+        ]
+        await fleet._pin_store.add(creator, pins)
+    assert await fleet.pins() == [
+        PinStatus(
+            task_id=name,
+            token=token_of(name),
+            patterns=("x", creator),
+            in_force=creator,
+            reason=f"for {name}",
+            created_by=creator,
+            expires=expires,
+        )
+        for name in names
+        for creator in ("b" if name in names[:4] else "a")
+    ]
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])

@@ -133,6 +133,54 @@ def test_the_workers_of_a_queue_report_it_or_have_claims(
         assert each.is_busy is (claims >= (concurrency or 0))
 
 
+@pytest.mark.parametrize("pid", [42, None, "42"])
+def test_all_that_a_worker_reports_is_shown(pid: Any) -> None:
+    """What its session says of it, and what it reports of this queue and not of another."""
+    reported = WorkerStatus(
+        concurrency=3,
+        is_paused=True,
+        tasks=("send", "sort"),
+        has_more_tasks=True,
+        limits={"send": ReportedLimit(max_concurrency=2)},
+    )
+    session = SessionStatus(
+        worker_id="w",
+        incarnation="w.1",
+        state="silent",
+        heard=20.0,
+        timeout=15.0,
+        works=(),
+        leads=(),
+        facts={
+            "host": "here",
+            "pid": pid,
+            **build_worker_facts("default/tasks", reported),
+            **build_worker_facts("default/other", WorkerStatus(concurrency=1)),
+        },
+    )
+    found = QueuesStatus(cast("Any", None), {"default/tasks": QueueContent()}, [session])
+    tasks, other = found.queue("tasks"), found.queue("other")
+    # A queue that has no messages is there because of its workers.
+    assert [each.name for each in found.queues()] == ["default/other", "default/tasks"]
+    shown = QueueWorkerStatus(
+        worker_id="w",
+        incarnation="w.1",
+        state="silent",
+        heard=20.0,
+        timeout=15.0,
+        host="here",
+        pid=42 if pid == 42 else None,
+        claims=0,
+        **msgspec.structs.asdict(reported),
+    )
+    assert tasks.workers == [shown]
+    changes = msgspec.structs.asdict(WorkerStatus(concurrency=1))
+    assert other.workers == [msgspec.structs.replace(shown, **changes)]
+    # Not all tasks are listed, so it may have any.
+    assert [tasks.workers[0].knows(task) for task in ("send", "new", "")] == [True] * 3
+    assert [other.workers[0].knows(task) for task in ("send", "")] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("message", "facts"),
     [
