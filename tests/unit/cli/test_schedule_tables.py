@@ -83,9 +83,9 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 def show(way: str, function: Callable[..., None], *arguments: Any) -> None:
-    """Print as a command does, on a terminal or elsewhere."""
+    """Print as a command does, on a terminal or in a pipe; JSON is the same on a terminal."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.stdout, "isatty", lambda: way == "terminal", raising=False)
+        patch.setattr(sys.stdout, "isatty", lambda: way != "pipe", raising=False)
         function(*arguments, as_json=way == "json")
 
 
