@@ -122,6 +122,9 @@ def test_a_target_that_is_a_file_or_missing_gets_the_fix(
     ("text", "problem"),
     [
         ("import no_such_module\n", "cannot be imported: ModuleNotFoundError"),
+        # Its name is how that of the module itself begins.
+        ("import broken\n", "cannot be imported: ModuleNotFoundError"),
+        ("import sys\nsys.exit(2)\n", "cannot be imported: SystemExit"),
         ("def fail():\n    raise ValueError('no')\nfail()\n", "cannot be imported: ValueError: no"),
         ("db = (\n", "cannot be imported: SyntaxError"),
         ("def db():\n    raise ValueError('no')\n", "raised an error: ValueError: no"),

@@ -1,6 +1,7 @@
 """What `doctor` finds out without a server: settings, clocks, and the tables of a file."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,12 @@ from click.testing import CliRunner
 
 from jobsync import Components
 from jobsync.cli import doctor as module
+from jobsync.cli import schema as schema_module
 from jobsync.cli.doctor import doctor
 from jobsync.cli.schema import schema
+from jobsync.core.urls import parse_url
+from jobsync.errors import Invalid, JobsyncError, Misconfigured, NotFound, Unavailable
+from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import Finding
 
@@ -64,6 +69,129 @@ async def test_a_wrong_clock_is_named(
     found = await module._compare_clocks(MemoryStore(), Components.system())
     assert (found.check, found.ok, bool(found.fix)) == ("clocks agree", ok, not ok)
     assert f"{abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}" in found.detail
+
+
+class Closing(MemoryStore):
+    """A store that tells whether it was closed."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+        await super().close()
+
+
+@pytest.mark.parametrize("case", ["good", "bad", "unwritable", "renewal"])
+async def test_a_store_is_closed_whatever_is_found(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Its verdict is renewed only if it passes; what else it is good for is shown only then."""
+    store = Closing()
+    checks = [Finding("a name is created once", ok=case != "bad", detail="", fix="mend it")]
+    renewed: list[list[Finding]] = []
+
+    async def open_unjudged(*_: object) -> Store:
+        return store
+
+    async def probe(*_: object) -> list[Finding]:
+        if case == "unwritable":
+            raise Unavailable("the store", "read-only", "grant it")
+        return [*checks]
+
+    async def renew(_: object, findings: list[Finding], __: object) -> None:
+        renewed.append([*findings])
+        if case == "renewal":
+            raise Unavailable("the store", "gone", "wait")
+
+    monkeypatch.setattr("jobsync.stores.opening.open_unjudged", open_unjudged)
+    monkeypatch.setattr("jobsync.stores.probe.probe", probe)
+    monkeypatch.setattr("jobsync.stores.probe.renew_verdict", renew)
+    opened, *found = await module._examine(parse_url("memory://"))
+    assert (opened.check, opened.ok, opened.detail) == ("the store can be opened", True, store.name)
+    assert store.is_closed
+    assert renewed == ([checks] if case in {"good", "renewal"} else [])
+    failures = {"unwritable": ("read-only", "grant it"), "renewal": ("gone", "wait")}
+    if case in failures:
+        detail, fix = failures[case]
+        assert found == [Finding("the store can be written", ok=False, detail=detail, fix=fix)]
+    else:
+        assert found[:1] == checks
+        assert [each.check for each in found[1:]] == (["queues"] if case == "good" else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "detail", "fix"),
+    [
+        (Invalid("url", "x", "is no URL", "write one"), "url is no URL", "write one"),
+        (Misconfigured("url", "x", "is no URL", "write one"), "url is no URL", "write one"),
+        (Unavailable("the store", "refused", "start it"), "refused", "start it"),
+        (NotFound("bucket", "b"), "There is no bucket 'b'.", ""),
+    ],
+)
+def test_each_error_of_a_store_has_its_detail_and_its_fix(
+    error: JobsyncError, detail: str, fix: str
+) -> None:
+    """Whatever its class."""
+    assert module._failure("it opens", error) == Finding(
+        "it opens", ok=False, detail=detail, fix=fix
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "code"),
+    [(0, "missing", 3), (2, "outdated", 3), (3, "current", 0), (4, "newer", 0)],
+)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_newer_tables_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: int,
+    state: str,
+    code: int,
+    is_terminal: bool,
+) -> None:
+    """Older ones are; what to do about them is told in any form."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(schema_module, "_read_versions", lambda _: (found, 3))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    fix = {"current": "", "newer": "nothing to do: newer code has added to them"}.get(
+        state, "run `jobsync schema URL` and have an administrator apply it, or start a worker"
+    )
+    for as_json in (False, True):
+        with pytest.raises(SystemExit) as ended:
+            schema_module._check(parse_url("sqlite:///jobs.db"), as_json=as_json)
+        assert ended.value.code == code
+        printed = capsys.readouterr().out
+        if as_json:
+            row = {"tables": state, "version": found, "needed": 3, "fix": fix}
+            assert json.loads(printed) == [row]
+        elif is_terminal:
+            title, *facts = printed.splitlines()
+            assert title == f"sqlite:///jobs.db: the tables are {state}"
+            expected = {"version": str(found), "needed": "3", **({"fix": fix} if fix else {})}
+            assert dict(fact.strip().split(maxsplit=1) for fact in facts) == expected
+        else:
+            assert printed.splitlines()[1].split("\t") == [state, str(found), "3", fix]
+
+
+@pytest.mark.parametrize(("prefix", "pattern"), [("", "*"), ("/jobs/a", "jobs/a/*")])
+def test_the_policy_allows_what_is_needed_and_no_more(prefix: str, pattern: str) -> None:
+    """Below the prefix alone, and not for others that begin alike."""
+    policy = json.loads(CliRunner().invoke(schema, [f"s3://bucket{prefix}"]).stdout)
+    listing, objects = policy["Statement"]
+    assert listing == {
+        "Effect": "Allow",
+        "Action": ["s3:ListBucket"],
+        "Resource": ["arn:aws:s3:::bucket"],
+        "Condition": {"StringLike": {"s3:prefix": [pattern]}},
+    }
+    assert objects == {
+        "Effect": "Allow",
+        "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"],
+        "Resource": [f"arn:aws:s3:::bucket/{pattern}"],
+    }
 
 
 def test_the_tables_of_a_file_are_checked(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,8 +15,10 @@ from jobsync.cli.messages import enqueue, messages
 from jobsync.cli.queues import queues
 from jobsync.core.messages import LIVE
 from jobsync.errors import Invalid
-from jobsync.queue.backend import MessageInfo
+from jobsync.queue.backend import Failure, MessageInfo
+from jobsync.queue.directory import Pause
 from jobsync.queue.enqueue import enqueue_messages
+from jobsync.status.queues import QueueStatus, QueueWorkerStatus
 
 NAME = "default/emails"
 
@@ -100,6 +103,117 @@ def test_a_command_asks_for_what_its_words_say(
     assert json.loads(done.stdout) == ([] if row is None else [{"queue": NAME, **row}])
 
 
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        ([], "Remove 2 messages of default/emails (ready, waiting, blocked) permanently?"),
+        (["--state", "dead"], "Remove 5 messages of default/emails (dead) permanently?"),
+        (["--state", "completed"], None),
+    ],
+)
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_purge_says_how_many_it_would_remove(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], question: str | None, answer: str
+) -> None:
+    """Of the chosen states alone, and removes nothing unless that is confirmed."""
+    backend = Calls(7)
+    monkeypatch.setattr(
+        queues_module, "run_on_queue", lambda _, __, work: (NAME, asyncio.run(work(backend)))
+    )
+    stream = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=stream))
+    done = CliRunner().invoke(queues, ["purge", "emails", *words], input=f"{answer}\n")
+    assert (question or "Remove") not in done.stdout
+    assert done.stderr.startswith(question or "")
+    is_done = question is None or answer == "y"
+    assert [call[0] for call in backend.made] == ["count", *(["purge"] if is_done else [])]
+    assert done.exit_code == (0 if is_done else 1)
+
+
+PUSHED, DUE, CLAIMED, ENDED = "enqueued", "due", "claimed", "finished"
+
+
+@pytest.mark.parametrize(
+    ("states", "names"),
+    [
+        (["ready"], ["id", "attempts", PUSHED, "value"]),
+        (["waiting"], ["id", "attempts", DUE, "value", "error"]),
+        (["blocked"], ["id", "attempts", PUSHED, "group", "value"]),
+        (["claimed"], ["id", "attempts", CLAIMED, "session", "value", "error"]),
+        (["completed"], ["id", "attempts", ENDED, "session"]),
+        (["dead"], ["id", "attempts", ENDED, "session", "value", "error"]),
+        (["cancelled"], ["id", "attempts", ENDED, "session", "value", "error"]),
+        (["dead", "dead"], ["id", "attempts", ENDED, "session", "value", "error"]),
+        (["ready", "blocked"], ["id", "state", "attempts", PUSHED, "value"]),
+        (["dead", "completed"], ["id", "state", "attempts", PUSHED, "session", "value", "error"]),
+        (LIVE, ["id", "state", "attempts", PUSHED, "value", "error"]),
+    ],
+)
+def test_messages_have_the_columns_of_their_states(states: Any, names: list[str]) -> None:
+    """Those that have values there, and the time that matters."""
+    columns = queues_module._message_columns(states)
+    assert [each if isinstance(each, str) else each.name for each in columns] == names
+
+
+def test_a_queue_is_counted_by_its_states_and_its_live_workers() -> None:
+    """Those that handle messages; how long it is paused, and why."""
+
+    def worker(state: Any, concurrency: int | None) -> QueueWorkerStatus:
+        return QueueWorkerStatus(
+            worker_id="w",
+            state=state,
+            concurrency=concurrency,
+            claims=0,
+            is_paused=False,
+            heard=1.0,
+            timeout=15.0,
+            host="here",
+            pid=1,
+            incarnation="w.1",
+        )
+
+    workers = [worker("live", 3), worker("live", None), worker("silent", 3), worker("dead", 3)]
+    queue = QueueStatus(
+        name=NAME,
+        counts={"ready": 1, "waiting": 2, "blocked": 3, "claimed": 4, "dead": 5},
+        oldest=10.0,
+        pause=Pause(since=20.0, reason="a deploy"),
+        workers=workers,
+    )
+    counts = {**queue.counts, "completed": 0, "cancelled": 0}
+    row = {"queue": NAME, **counts, "workers": 1, "oldest": 10.0}
+    assert queues_module._summarise(queue) == {**row, "paused": 20.0, "reason": "a deploy"}
+    idle = msgspec.structs.replace(queue, pause=None)
+    assert queues_module._summarise(idle) == {**row, "paused": None, "reason": None}
+
+
+def test_a_message_is_shown_with_its_last_error() -> None:
+    """Its first line; and its value without its id, which has a column."""
+    errors = (Failure(1, "ValueError: first", 1.0), Failure(2, "KeyError: last\n  File x", 2.0))
+    message = MessageInfo(
+        queue=NAME,
+        id="m",
+        state="dead",
+        value={"id": "m", "to": "a"},
+        attempts=2,
+        deliveries=2,
+        max_attempts=4,
+        errors=errors,
+        session="",
+        is_suspect=False,
+        enqueued=1.0,
+        due=None,
+        claimed=None,
+        finished=3.0,
+        seen=9.0,
+        cursor="",
+    )
+    row = queues_module._describe(message)
+    assert row["error"] == "KeyError: last"
+    assert queues_module._show_value(row["value"]) == '{"to":"a"}'
+    assert queues_module._describe(msgspec.structs.replace(message, errors=()))["error"] is None
+
+
 def test_a_purge_that_nobody_can_confirm_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input is not a terminal, and messages were found, whatever the environment says."""
     backend = Calls(7)
@@ -165,6 +279,36 @@ def test_ids_are_bare_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """One per line without a header: `id=$(jobsync enqueue …)` is the id."""
     monkeypatch.setattr(module, "run_on_database", lambda _, __: ["id1", "id2"])
     assert CliRunner().invoke(enqueue, ["emails", "{}"]).stdout == "id1\nid2\n"
+
+
+@pytest.mark.parametrize("count", [1, 20, 21, 45])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_people_see_the_first_twenty_ids(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, count: int
+) -> None:
+    """And how many more there are; a script gets all of them."""
+    ids = [f"id{number}" for number in range(count)]
+    monkeypatch.setattr(module, "run_on_database", lambda _, __: ids)
+    stream = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stdout=stream))
+    lines = CliRunner().invoke(enqueue, ["emails", "{}"]).stdout.splitlines()
+    if not is_terminal or count <= 20:
+        assert lines == ids
+    else:
+        assert lines == [*ids[:20], f"… and {count - 20} more"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"), [(["x"], 1), (["{}", "", "  ", "x"], 4), (["{}", "[1]", "{}"], 2)]
+)
+def test_the_line_that_is_no_message_is_named(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], number: int
+) -> None:
+    """As an editor counts it, empty ones included; nothing is pushed."""
+    monkeypatch.setattr(module, "run_on_database", lambda _, __: pytest.fail("was pushed"))
+    done = CliRunner().invoke(enqueue, ["emails"], input="\n".join(lines))
+    assert isinstance(done.exception, Invalid)
+    assert done.exception.field == f"line {number}"
 
 
 @pytest.mark.parametrize("data", [None, "[]"])

@@ -1,5 +1,6 @@
 """How the command line shows values to people, and reads what they write."""
 
+import json
 import re
 import sys
 import time
@@ -7,9 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+import click
 import pytest
 
-from jobsync.cli.render import Column, ago, format_time, show_facts, show_rows
+from jobsync.cli.render import (
+    Column,
+    Table,
+    ago,
+    format_time,
+    paint,
+    show_facts,
+    show_rows,
+    show_tables,
+)
 from jobsync.cli.schedules import _read_since
 from jobsync.components import Components
 
@@ -110,6 +121,104 @@ def test_a_narrow_terminal_leaves_out_spare_columns_from_the_right(
             seen.append(shown)
         assert len(header) <= width
     assert seen[:4] == [names, names[:-1], names[:3], ["first", "second"]]
+
+
+VALUES: list[tuple[object, str, str]] = [
+    (None, "", "-"),
+    ("", "", "-"),
+    ((), "", "-"),
+    ([], "", "-"),
+    (0, "0", "0"),
+    (0.0, "0.0", "0.0"),
+    (False, "no", "no"),
+    (True, "yes", "yes"),
+    (["a", None, True], "a, , yes", "a, , yes"),
+    ({"a": [1]}, '{"a":[1]}', '{"a":[1]}'),
+    ("two\nlines\tand tabs", "two lines and tabs", "two lines and tabs"),
+]
+
+
+@pytest.mark.parametrize(("value", "in_pipe", "on_terminal"), VALUES)
+def test_each_value_has_one_line_and_one_cell(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    value: object,
+    in_pipe: str,
+    on_terminal: str,
+) -> None:
+    """In a pipe what is unknown is empty; people see a dash. JSON has the value itself."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [{"a_b": value, "last": "x"}]
+    show_rows(["a_b", "last"], rows, as_json=False)
+    assert capsys.readouterr().out == f"a_b\tlast\n{in_pipe}\tx\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show_rows(["a_b", "last"], rows, as_json=False)
+    header, line = capsys.readouterr().out.splitlines()
+    assert re.split(" {2,}", header.strip()) == ["a b", "last"]
+    assert line.strip().split("  ")[0] == on_terminal
+    show_rows(["a_b"], rows, as_json=True)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(rows))
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "shown"),
+    [(30, 30, "x" * 30), (31, 30, f"{'x' * 29}…"), (90, 30, f"{'x' * 29}…")],
+)
+def test_a_long_value_is_cut_to_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+    width: int,
+    shown: str,
+) -> None:
+    """With an ellipsis at its end, within the width."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    show_rows([Column("text", long=True)], [{"text": "x" * length}], as_json=False)
+    assert capsys.readouterr().out.splitlines()[1] == shown
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"NO_COLOR": "yes"}, {"TERM": "dumb"}])
+def test_colours_can_be_refused(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    """By any text in the one variable, and by a terminal that has none."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.setenv(name, "")
+    assert paint("a", bold=True) == click.style("a", bold=True)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert paint("a", bold=True) == "a"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("counts", [(0, 0), (0, 1), (1, 1)])
+def test_tables_without_any_row_name_the_store(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    counts: tuple[int, int],
+    is_terminal: bool,
+) -> None:
+    """Apart from the tables; one that is empty beside others is no reason to doubt the store."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr("jobsync.cli.render.named_store", lambda: "sqlite:///a.db")
+    tables = {
+        f"table {number}": Table(["a"], [{"a": "x"}] * count) for number, count in enumerate(counts)
+    }
+    show_tables(tables, as_json=False)
+    printed = capsys.readouterr()
+    assert printed.err == ("" if any(counts) else "none in sqlite:///a.db\n")
+    mark = "" if is_terminal else "# "
+    expected = []
+    for number, count in enumerate(counts):
+        empty = ["  none"] if is_terminal else ["a"]
+        rows = ["a", "x"] if count else empty
+        expected += [*([""] if number else []), f"{mark}table {number}", *rows]
+    assert printed.out.splitlines() == expected
+    show_tables(tables, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        title: [{"a": "x"}] * count for title, count in zip(tables, counts, strict=True)
+    }
 
 
 @pytest.mark.parametrize("columns", range(24, 120))
