@@ -2,12 +2,14 @@
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from jobsync import Database, Invalid, QueuePlugin
 from jobsync.cli.messages import enqueue
+from jobsync.cli.program_enqueue import _find_queues, _match
 from jobsync.queue.backend import NewMessage
 from jobsync.queue.pages.backend import PagesBackend
 
@@ -53,6 +55,65 @@ def test_a_task_has_its_own_options(pushed: list[NewMessage], queue: list[str], 
     assert (message.task, message.value) == ("mail.send", {"to": "a"})
     assert (message.priority, message.max_attempts, message.timeout) == (7, 2, 3.0)
     assert done.stdout.strip() == message.id
+
+
+def test_nothing_works_while_messages_are_pushed(
+    pushed: list[NewMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is a producer: its queues claim nothing."""
+    database = sys.modules["some_app"].db
+    seen: list[tuple[bool, bool]] = []
+    enqueue_many = QueuePlugin.enqueue_many
+
+    async def watch(queue: QueuePlugin, *arguments: object, **options: Any) -> list[str]:
+        seen.append((database.works, queue.is_running))
+        return await enqueue_many(queue, *arguments, **options)
+
+    monkeypatch.setattr(QueuePlugin, "enqueue_many", watch)
+    done = run("emails", '{"to": "a"}', "--task", "send")
+    assert done.exit_code == 0, done.exception
+    assert (seen, len(pushed)) == ([(False, False)], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "queue"),
+    [
+        ("emails", "default/emails"),
+        ("default/emails", "default/emails"),
+        ("bulk/emails", "bulk/emails"),
+        ("reports", "bulk/reports"),
+        ("twice", None),
+        ("mails", None),
+    ],
+)
+def test_a_resource_is_that_of_the_default_namespace_first(name: str, queue: str | None) -> None:
+    """Else of the only other one; several are refused."""
+    places = [("bulk", "emails"), ("default", "emails"), ("bulk", "reports")]
+    places += [("a", "twice"), ("b", "twice")]
+    queues = [QueuePlugin(resource, namespace=namespace) for namespace, resource in places]
+    if queue is None:
+        problem = "names several queues" if name == "twice" else "is not a queue"
+        with pytest.raises(Invalid, match=f"RESOURCE {problem} of app:db"):
+            _find_queues("app:db", queues, name)
+    else:
+        assert [each.queue for each in _find_queues("app:db", queues, name)] == [queue]
+
+
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [
+        ("mail.send", ["mail.send"]),
+        ("send", ["send"]),
+        ("resend", ["mail.resend"]),
+        ("copy", ["mail.copy", "other.copy"]),
+        ("end", []),
+        ("", [""]),
+    ],
+)
+def test_a_task_is_named_by_its_last_part_or_as_a_whole(task: str, found: list[str]) -> None:
+    """Not by a part of that; a whole name is meant before an ending."""
+    names = ["", "mail.send", "send", "mail.resend", "mail.copy", "other.copy"]
+    assert _match(task, dict.fromkeys(names, "")) == found
 
 
 def test_a_queue_without_handlers_takes_messages_without_a_task(pushed: list[NewMessage]) -> None:

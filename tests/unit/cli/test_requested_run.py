@@ -1,15 +1,19 @@
 """How a run ended that a command has asked for, by what is left in the store."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from chance import FakeClock
 
-from jobsync.cli.requested_run import RequestedRun
+from jobsync.cli import requested_run as module
+from jobsync.cli.requested_run import RequestedRun, _check_possible
 from jobsync.components import Components
 from jobsync.core.firing import build_requested_run, withdraw
 from jobsync.core.job_changes import add_request
 from jobsync.core.job_state import (
     JobDefinition,
+    JobPause,
     JobState,
     LastRun,
     RunRequest,
@@ -20,7 +24,7 @@ from jobsync.errors import Unavailable
 from jobsync.scheduler.history import build_entry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
-from jobsync.status.schedules import read_schedules_status
+from jobsync.status.schedules import ScheduledJobStatus, read_schedules_status
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 
@@ -163,3 +167,77 @@ async def test_a_run_that_is_lost_was_asked_for() -> None:
     entry = await RequestedRun("gone")._look(await open_job(Statistics()), REQUEST)
     assert entry is not None
     assert (entry.status, entry.is_manual) == ("lost", True)
+
+
+@pytest.mark.parametrize("pause", [None, JobPause(at=5.0)])
+@pytest.mark.parametrize("is_removed", [False, True])
+@pytest.mark.parametrize("has_worker", [False, True])
+async def test_a_run_needs_a_process_with_the_job(
+    pause: JobPause | None, is_removed: bool, has_worker: bool
+) -> None:
+    """It is refused before it is asked for; a pause is no reason."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = await open_job(Statistics(), store)
+    await jobs._jobs.code.write("0" * 24, ["job"], 0.0)
+    await jobs._change(
+        "job", lambda state: msgspec.structs.replace(state, pause=pause, is_removed=is_removed)
+    )
+    status = await (await read_schedules_status(store, components)).job("job", "default")
+    status = msgspec.structs.replace(status, workers=("w",) if has_worker else ())
+    if has_worker and not is_removed:
+        _check_possible(status)
+        return
+    reason = "it was removed" if is_removed else "no live process runs the scheduler default"
+    with pytest.raises(Unavailable, match=reason):
+        await RequestedRun("job").follow(store, components, status, jobs, None)
+    stored = await jobs._jobs.read("job")
+    assert stored is not None
+    assert not stored.state.requests
+
+
+@pytest.mark.parametrize("pause", [None, JobPause(at=5.0)])
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("has_worker", [False, True])
+async def test_who_waits_for_a_run_hears_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pause: JobPause | None,
+    has_begun: bool,
+    has_worker: bool,
+) -> None:
+    """Once, and not of a pause, which stops no such run; nobody left to do it is an error."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = await open_job(Statistics(), store)
+    await jobs._jobs.code.write("0" * 24, ["job"], 0.0)
+    await jobs._change("job", lambda state: msgspec.structs.replace(state, pause=pause))
+    schedules = await read_schedules_status(store, components)
+    scheduler = msgspec.structs.replace(
+        (await schedules.job("job")).scheduler, workers=("w",), leader=None
+    )
+
+    async def read_job(*_: object) -> ScheduledJobStatus:
+        found = await schedules.job("job")
+        workers = ("w",) if has_worker else ()
+        return msgspec.structs.replace(found, workers=workers, scheduler=scheduler)
+
+    async def read(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(job=read_job)
+
+    monkeypatch.setattr(module, "read_schedules_status", read)
+    requested = RequestedRun("job")
+    requested.namespace, requested._has_begun = "default", has_begun
+    if not has_worker:
+        rest = "and run it again" if has_begun else "the run stays requested"
+        with pytest.raises(Unavailable, match=f"lacks its code.*{rest}"):
+            await requested._examine_fleet(store, components)
+        return
+    for _ in range(2):
+        await requested._examine_fleet(store, components)
+        requested._show()
+    lines = capsys.readouterr().err.splitlines()
+    waiting = (
+        "job: waiting: no process is the coordinator: one is elected within its worker_timeout"
+    )
+    assert lines == ([] if has_begun else [waiting])

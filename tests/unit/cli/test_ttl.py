@@ -1,17 +1,23 @@
-"""By which clock `jobsync ttl run` judges what has expired."""
+"""By which clock `jobsync ttl run` judges what has expired, and what its commands tell."""
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 from chance import FakeClock
+from click.testing import CliRunner
 
-from jobsync.cli.ttl import sweep_resources
+from jobsync.cli import ttl as module
+from jobsync.cli.ttl import sweep_resources, ttl
 from jobsync.components import Components
 from jobsync.core.clock import Wall
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database.database import Database
+from jobsync.database.definition import IndexState
 from jobsync.errors import Unavailable
+from jobsync.status.resources import IndexStatus
+from jobsync.status.ttl import ExpiryStatus
 from jobsync.stores.contract import Head
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -73,3 +79,68 @@ async def test_a_wrong_clock_is_refused_on_an_object_store(ahead: float, words: 
     """As in the fleet: it would date what it writes wrongly."""
     with pytest.raises(Unavailable, match=words):
         await sweep(ListingServer, ahead)
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"), [([], 0), ([0, 0], 0), ([0, 1], 1), ([2, 0], 1), ([3, 4], 1)]
+)
+def test_one_record_that_fails_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, errors: list[int], code: int
+) -> None:
+    """Of whatever resource; what was done is shown all the same."""
+    counts = {"deleted": 5, "soft_deleted": 0, "archived": 0, "note": None}
+    rows = [{"resource": f"r{count}", "errors": count, **counts} for count in errors]
+    monkeypatch.setattr(module, "run_on_database", lambda _, __: rows)
+    done = CliRunner().invoke(ttl, ["run", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)) == (code, rows)
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("is_ready", [False, True])
+@pytest.mark.parametrize("words", [[], ["list"]])
+def test_all_that_is_known_of_an_expiry_is_listed(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], is_ready: bool, is_counted: bool
+) -> None:
+    """Without a command, too; the numbers are those of the index."""
+    rule = ExpiryRule(ttl=60.0, field="seen")
+    state = IndexState("index", rule, is_ready)
+    status = ExpiryStatus(
+        resource="sessions",
+        rule=rule,
+        backlog=3,
+        is_counted=is_counted,
+        oldest_due=NOW - 5,
+        next_expiry=NOW + 7,
+        index=IndexStatus(rule=rule, state=state, done=4),
+        seen=NOW,
+    )
+    monkeypatch.setattr(module, "_run_on_ttl", lambda _, __: [status])
+    assert json.loads(CliRunner().invoke(ttl, [*words, "--json"]).stdout) == [
+        {
+            "resource": "sessions",
+            "due": 3,
+            "is_counted": is_counted,
+            "oldest_due": NOW - 5,
+            "next_expiry": NOW + 7,
+            "rule": "1 min after seen, then deleted",
+            "on_expire": "hard-delete",
+            "is_ready": is_ready,
+            "progress": "ready" if is_ready else "4 records done",
+        }
+    ]
+
+
+def test_the_group_has_its_own_help() -> None:
+    """Which names its commands; an option of `list` needs no command."""
+    shown = CliRunner().invoke(ttl, ["--help"])
+    assert shown.exit_code == 0
+    assert all(name in shown.stdout for name in ("backlog", "list", "next", "run"))
+    assert CliRunner().invoke(ttl, ["--no-such-option"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0"), (999, "999"), (1000, "1,000+"), (None, "-")]
+)
+def test_a_count_at_its_limit_has_a_plus(count: object, shown: str) -> None:
+    """There may be more."""
+    assert module._format_due(count) == shown

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from waiting import until
 
 from jobsync import Components, Database, QueuePlugin
+from jobsync.cli import why as module
 from jobsync.cli.why import find_queue_of_task, show_reason
 from jobsync.stores.memory import MemoryStore
 
@@ -31,6 +33,15 @@ async def test_the_name_of_a_task_leads_to_its_queue(capsys: pytest.CaptureFixtu
     assert row["code"] == "unknown"
     assert row["reason"].startswith("it is a task of the queue default/orders, not a message")
     assert row["next"] == "run: jobsync queues browse default/orders; then jobsync why ID"
+
+
+@pytest.mark.parametrize("queue", [None, "default/orders"])
+def test_what_is_not_found_is_a_failure(monkeypatch: pytest.MonkeyPatch, queue: str | None) -> None:
+    """Also if the name is that of a task: it is no message."""
+    monkeypatch.setattr(module, "run_on_store", lambda _, __: (None, queue))
+    done = CliRunner().invoke(module.why, ["shop.charge", "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)[0]["code"] == "unknown"
 
 
 @pytest.mark.parametrize(("name", "is_hinted"), [("shop.charge", True), ("charge", False)])

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -15,7 +16,7 @@ from waiting import until
 from jobsync import Components, CoordinatorPlugin, Database, QueuePlugin
 from jobsync.cli import worker_process
 from jobsync.cli.health import HealthState
-from jobsync.cli.process_supervisor import ProcessSupervisor
+from jobsync.cli.process_supervisor import ProcessSupervisor, SupervisorLink
 from jobsync.cli.worker_process import Watchdog, WorkerProcess
 from jobsync.coordination.events import StoreSilent, WorkerHeartbeat
 from jobsync.core.clock import Mono, SystemClock
@@ -139,6 +140,44 @@ def test_a_supervisor_passes_signals_within_half_a_second_on_once(
     clock.now += 0.01
     supervisor._stop(signal.SIGINT)
     assert sent == [signal.SIGTERM] * 2
+
+
+def test_a_supervisor_kills_only_after_its_processes_had_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They end by themselves 1.8 seconds after the grace period, whatever keeps them."""
+    clock = SteppedClock()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 30.0, components)
+    (child,) = supervisor._children
+    sent: list[int] = []
+    monkeypatch.setattr(child, "send", sent.append)
+    clock.now += 1000
+    supervisor._check(child)
+    supervisor._stop(signal.SIGTERM)
+    clock.now += 30 + worker_process._EXTRA_TIME + 1
+    supervisor._check(child)
+    assert sent == [signal.SIGTERM]
+    clock.now += 2
+    supervisor._check(child)
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_programs_that_a_handler_starts_do_not_get_the_link() -> None:
+    """They would keep it open; the supervisor hears of the process itself."""
+    ours, theirs = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    link = SupervisorLink(theirs.detach())
+    assert not link._socket.get_inheritable()
+    link.report_running()
+    assert ours.recv(8) == b"r"
+    has_ended = threading.Event()
+    link.watch(has_ended.set)
+    ours.close()
+    has_ended.wait()
+    # Nobody listens any more, which is no error.
+    link.report_running()
+    link._socket.close()
 
 
 @pytest.fixture

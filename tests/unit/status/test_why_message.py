@@ -188,6 +188,11 @@ def test_all_that_a_worker_reports_is_shown(pid: Any) -> None:
         (status(attempts=1, deliveries=1), {"attempts": "1 of 4"}),
         (status(attempts=1, deliveries=3), {"attempts": "1 of 4, in 3 deliveries"}),
         (claimed(worker()), {"holder": "worker-1 on here, process 42", "state": "claimed"}),
+        (status(task="app.send"), {"task": "app.send"}),
+        (
+            status(state="completed", finished=990.0, result_problem="it is too large"),
+            {"result": "not kept: it is too large"},
+        ),
     ],
 )
 def test_people_see_what_is_worth_knowing(message: MessageStatus, facts: dict[str, str]) -> None:
