@@ -1,14 +1,16 @@
 """Options that commands share: which store they name, durations, and mistyped commands."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from jobsync import Database, Invalid, NotFound
-from jobsync.cli.main import cli
+from jobsync import Database, Invalid, NotFound, Unavailable
+from jobsync.cli.main import cli, main
 from jobsync.cli.options import (
     DurationType,
     describe_target,
@@ -18,6 +20,8 @@ from jobsync.cli.options import (
     url_option,
 )
 from jobsync.cli.render import name_store, show_rows
+from jobsync.errors import JobsyncError, Misconfigured
+from jobsync.status.sessions import read_cluster_status
 from jobsync.stores.memory import MemoryStore
 
 
@@ -229,3 +233,76 @@ def test_an_interrupted_command_has_a_code_of_its_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr("jobsync.cli.main.import_module", interrupt)
     done = CliRunner().invoke(cli, ["schedules", "run", "daily"])
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "jobsync: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("build_error", "code"),
+    [
+        (lambda: Invalid("--limit", 0, "is too small", "pass more"), 2),
+        (lambda: Misconfigured("url", "x", "is wrong", "correct it"), 1),
+        (lambda: NotFound("queue", "emails"), 1),
+        (lambda: Unavailable("the store", "refused", "start it"), 1),
+    ],
+)
+@pytest.mark.parametrize("notes", [[], ["Looked in a."], ["Looked in a.", "Looked in b."]])
+def test_an_error_has_its_notes_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    build_error: Callable[[], JobsyncError],
+    code: int,
+    notes: list[str],
+) -> None:
+    """Without a trace; the code tells wrong usage from a failure."""
+    error = build_error()
+    for note in notes:
+        error.add_note(note)
+
+    def fail(**options: str) -> None:
+        assert options == {"auto_envvar_prefix": "JOBSYNC"}
+        raise error
+
+    monkeypatch.setattr("jobsync.cli.main.cli", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [f"jobsync: {error}", *(f"  {note}" for note in notes)]
+
+
+def test_the_answer_of_a_missing_file_names_what_was_looked_for(tmp_path: Path) -> None:
+    """And where its URL comes from; nothing is created."""
+    url = f"sqlite:///{tmp_path / 'none.db'}"
+    with pytest.raises(Misconfigured, match="refers to a missing file") as caught:
+        run_on_store(url, read_cluster_status)
+    assert caught.value.__notes__ == [f"Looked for {url} (from the command line)."]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_the_store_of_a_command_is_closed(
+    monkeypatch: pytest.MonkeyPatch, is_failing: bool
+) -> None:
+    """Whatever the command does with it."""
+    store = MemoryStore()
+    closed: list[bool] = []
+
+    async def open_store(*_: object) -> MemoryStore:
+        return store
+
+    async def close() -> None:
+        closed.append(True)
+
+    async def work(*_: object) -> str:
+        if is_failing:
+            raise KeyError
+        return "answer"
+
+    monkeypatch.setattr("jobsync.stores.opening.open_store", open_store)
+    monkeypatch.setattr(store, "close", close)
+    if is_failing:
+        with pytest.raises(KeyError):
+            run_on_store("memory://", work)
+    else:
+        assert run_on_store("memory://", work) == "answer"
+    assert closed == [True]

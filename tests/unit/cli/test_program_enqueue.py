@@ -65,7 +65,7 @@ def test_nothing_works_while_messages_are_pushed(
     seen: list[tuple[bool, bool]] = []
     enqueue_many = QueuePlugin.enqueue_many
 
-    async def watch(queue: QueuePlugin, *arguments: object, **options: Any) -> list[str]:
+    async def watch(queue: QueuePlugin, *arguments: Any, **options: Any) -> list[str]:
         seen.append((database.works, queue.is_running))
         return await enqueue_many(queue, *arguments, **options)
 

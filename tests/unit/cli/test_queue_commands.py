@@ -180,8 +180,8 @@ def test_a_queue_is_counted_by_its_states_and_its_live_workers() -> None:
         pause=Pause(since=20.0, reason="a deploy"),
         workers=workers,
     )
-    counts = {**queue.counts, "completed": 0, "cancelled": 0}
-    row = {"queue": NAME, **counts, "workers": 1, "oldest": 10.0}
+    row: dict[str, object] = {"queue": NAME, "workers": 1, "oldest": 10.0}
+    row |= {**queue.counts, "completed": 0, "cancelled": 0}
     assert queues_module._summarise(queue) == {**row, "paused": 20.0, "reason": "a deploy"}
     idle = msgspec.structs.replace(queue, pause=None)
     assert queues_module._summarise(idle) == {**row, "paused": None, "reason": None}

@@ -42,6 +42,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         found.addresses.append(address)
         yield "http://probes"
 
+    def open_link(number: int) -> str:
+        found.links.append(number)
+        return "link"
+
     async def run() -> int:
         return 5
 
@@ -59,7 +63,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         "health.write_heartbeat": lambda file, *_: found.files.append(file),
         "probes.serve_probes": serve,
         "process_supervisor.ProcessSupervisor": build_supervisor,
-        "process_supervisor.SupervisorLink": lambda number: found.links.append(number) or "link",
+        "process_supervisor.SupervisorLink": open_link,
         "target.create_database": create,
         "target.load_target": lambda _: None,
         "worker_log.start_logging": lambda *words: found.logs.append(words),

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from jobsync.cli.demo import demo
 from jobsync.components import Components
-from jobsync.demo import fleet as fleet_module
 from jobsync.demo import show as module
 from jobsync.demo import worker
 from jobsync.demo.fleet import DemoFleet, DemoWorker
@@ -85,7 +84,7 @@ def process_of(worker: DemoWorker) -> Process:
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DemoFleet:
     """A fleet without real processes."""
-    monkeypatch.setattr(fleet_module.subprocess, "Popen", Process)
+    monkeypatch.setattr("jobsync.demo.fleet.subprocess.Popen", Process)
     return DemoFleet("memory://", tmp_path)
 
 
@@ -403,7 +402,12 @@ def test_a_terminal_shows_the_latest_events() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the demo keeps its files."""
     folder = tmp_path / "files"
-    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (folder.mkdir(), str(folder))[1])
+
+    def make(**_: str) -> str:
+        folder.mkdir()
+        return str(folder)
+
+    monkeypatch.setattr("tempfile.mkdtemp", make)
     return folder
 
 

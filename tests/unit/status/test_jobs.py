@@ -100,22 +100,17 @@ def test_all_of_a_node_is_shown() -> None:
     ]
     leads = RoleStatus(namespace="sync_", work="jobs", state="led", leader="b", candidates=2)
     fleet = open_fleet(plan, nodes, [session("a", heard=7.0), session("b")], [leads])
-    common: dict[str, Any] = {"tokens": 3, "leads": False}
-    assert fleet.nodes() == [
-        NodeStatus(
-            **{**common, "node": name, "incarnation": f"{name}.1", "host": f"h{number}"}
-            | {"pid": 11 * number, "joined": float(number)}
-            | facts
-        )
-        for number, (name, facts) in enumerate(
-            {
-                "a": {"state": "ready", "heard": 7.0},
-                "b": {"state": "leaving", "heard": 4.0, "leads": True},
-                "c": {"state": "left", "heard": None, "tokens": 0},
-            }.items(),
-            1,
-        )
-    ]
+    changes: dict[str, dict[str, Any]] = {
+        "a": {"state": "ready", "heard": 7.0},
+        "b": {"state": "leaving", "heard": 4.0, "leads": True},
+        "c": {"state": "left", "heard": None, "tokens": 0},
+    }
+    expected: list[NodeStatus] = []
+    for number, (name, facts) in enumerate(changes.items(), 1):
+        fields: dict[str, Any] = {"tokens": 3, "leads": False, **facts}
+        fields |= {"host": f"h{number}", "pid": 11 * number, "joined": float(number)}
+        expected.append(NodeStatus(node=name, incarnation=f"{name}.1", **fields))
+    assert fleet.nodes() == expected
 
 
 async def test_all_of_a_pin_is_shown() -> None:
