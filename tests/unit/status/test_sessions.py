@@ -9,11 +9,16 @@ from click.testing import CliRunner
 
 from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import cluster as module
-from jobsync.coordination.role import ROLES
+from jobsync.coordination.role import ROLES, PastTerm
 from jobsync.coordination.session import SESSIONS, HookFailure
 from jobsync.core.keys import escape
 from jobsync.processes import SystemProcesses
-from jobsync.status.sessions import ClusterStatus, read_cluster_status
+from jobsync.status.sessions import (
+    ClusterStatus,
+    RoleStatus,
+    SessionStatus,
+    read_cluster_status,
+)
 from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
@@ -56,6 +61,68 @@ async def test_a_worker_that_stops_is_not_dead(monkeypatch: pytest.MonkeyPatch) 
     shown = json.loads(CliRunner().invoke(module.cluster, ["--json"]).stdout)["members"]
     assert {row["worker_id"]: (row["state"], row["leads"]) for row in shown} == {
         worker: ("ended" if worker in stopped else "dead", []) for worker in left
+    }
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+@pytest.mark.parametrize("state", ["live", "silent", "dead"])
+def test_all_that_is_known_of_a_worker_and_its_roles_is_shown(
+    monkeypatch: pytest.MonkeyPatch, state: Any, has_left: bool
+) -> None:
+    """What a dead one led, and what one that has ended worked at, is no longer its own."""
+    session = SessionStatus(
+        worker_id="w",
+        incarnation="w.1",
+        state=state,
+        heard=3.0,
+        timeout=15.0,
+        works=(ROLE,),
+        leads=(ROLE,),
+        facts={"host": "here", "pid": 42, "version": "1.2"},
+        has_left=has_left,
+    )
+    past = PastTerm(epoch=1, worker="v", since=1.0, ended=2.0, why="stopped")
+    failing = HookFailure(callback="work", error="KeyError: 1", at=5.0, times=2)
+    role = RoleStatus(
+        namespace="default",
+        work="queue-emails",
+        state="led",
+        epoch=2,
+        leader="w",
+        candidates=1,
+        since=2.0,
+        until=9.0,
+        failing=failing,
+        withheld={"x": "it rests"},
+        past=(past,),
+    )
+    plain = RoleStatus(namespace="default", work="ttl", state="vacant", candidates=0)
+    status = ClusterStatus(sessions=[session], roles=[role, plain])
+    monkeypatch.setattr(module, "run_on_store", lambda _, __: status)
+    found = json.loads(CliRunner().invoke(module.cluster, ["--json"]).stdout)
+    times = {"since": None, "until": None}
+    assert found == {
+        "members": [
+            {
+                "worker_id": "w",
+                "state": "ended" if has_left else state,
+                "heard": 3.0,
+                "host": "here",
+                "pid": 42,
+                "version": "1.2",
+                "leads": [] if state == "dead" else [ROLE],
+                "works": [] if has_left else [ROLE],
+            }
+        ],
+        "roles": [
+            {"namespace": "default", "work": "queue-emails", "state": "led", "epoch": 2}
+            | {"leader": "w", "candidates": 1, "since": 2.0, "until": 9.0},
+            {"namespace": "default", "work": "ttl", "state": "vacant", "epoch": 0}
+            | {"leader": None, "candidates": 0, **times},
+        ],
+        "failing": [{"work": ROLE, "leader": "w", **msgspec.structs.asdict(failing)}],
+        "withheld": [{"work": ROLE, "worker": "x", "reason": "it rests"}],
+        "terms": [{"work": ROLE, **msgspec.to_builtins(past)}],
     }
 
 
