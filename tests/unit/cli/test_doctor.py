@@ -3,15 +3,18 @@
 import json
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
-from jobsync import Components
+from jobsync import Components, Database
 from jobsync.cli import doctor as module
 from jobsync.cli import schema as schema_module
 from jobsync.cli.doctor import doctor
 from jobsync.cli.schema import schema
+from jobsync.core.codec import Json
 from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, JobsyncError, Misconfigured, NotFound, Unavailable
 from jobsync.stores.contract import Store
@@ -118,6 +121,57 @@ async def test_a_store_is_closed_whatever_is_found(
     else:
         assert found[:1] == checks
         assert [each.check for each in found[1:]] == (["queues"] if case == "good" else [])
+
+
+def test_the_url_of_a_program_has_the_program_for_its_origin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Settings that its code does not give come from elsewhere."""
+    app = ModuleType("some_app")
+    app.db = Database("memory://of-the-app")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_app", app)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    environ = {"JOBSYNC_URL": "memory://other"}
+    words = ["--config", "--json", "--app", "some_app:db"]
+    done = CliRunner(env=environ).invoke(doctor, words)
+    rows = {row["setting"]: (row["value"], row["origin"]) for row in json.loads(done.stdout)}
+    assert rows["url"] == ("'memory://of-the-app'", "code of some_app:db")
+    assert rows["queue.concurrency"][1] == "default"
+
+
+@pytest.mark.parametrize("traits", [{}, {"bare_etags": True}])
+@pytest.mark.parametrize("former", [None, {}, {"bare_etags": True}])
+def test_a_verdict_with_other_traits_was_corrected(
+    monkeypatch: pytest.MonkeyPatch, traits: dict[str, Json], former: dict[str, Json] | None
+) -> None:
+    """Then workers have to be restarted; the same traits need nothing."""
+    store = MemoryStore()
+    monkeypatch.setattr(MemoryStore, "traits", traits)
+    replaced = None if former is None else SimpleNamespace(traits=former)
+    found = module._compare_verdict(cast("Any", replaced), store)
+    is_corrected = former is not None and former != traits
+    assert [(each.check, each.ok, bool(each.fix)) for each in found] == (
+        [("the stored verdict", True, True)] if is_corrected else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("traits", "checks"),
+    [
+        ({}, []),
+        ({"bare_etags": False, "conditional_delete": True}, []),
+        ({"bare_etags": True, "conditional_delete": None}, ["ETags"]),
+        ({"conditional_delete": False}, ["burial"]),
+        ({"bare_etags": True, "conditional_delete": False}, ["ETags", "burial"]),
+    ],
+)
+def test_what_is_special_of_a_server_is_no_failure(
+    traits: dict[str, Json], checks: list[str]
+) -> None:
+    """What is not known is not said."""
+    found = module._describe_traits(traits)
+    assert [each.check for each in found] == checks
+    assert all(each.ok and not each.fix for each in found)
 
 
 @pytest.mark.parametrize(
