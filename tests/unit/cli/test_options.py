@@ -13,8 +13,13 @@ from jobsync import Database, Invalid, NotFound, Unavailable
 from jobsync.cli.main import cli, main
 from jobsync.cli.options import (
     DurationType,
+    after_option,
+    appname_option,
+    date_option,
     describe_target,
+    limit_option,
     parse_seconds,
+    reason_option,
     run_on_store,
     url_argument,
     url_option,
@@ -306,3 +311,51 @@ def test_the_store_of_a_command_is_closed(
     else:
         assert run_on_store("memory://", work) == "answer"
     assert closed == [True]
+
+
+@click.command()
+@appname_option
+@date_option
+@limit_option
+@reason_option
+@after_option("after")
+def show_shared(**options: object) -> None:
+    """Print the options that many commands have."""
+    click.echo(" ".join(f"{name}={value}" for name, value in sorted(options.items())))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "changes"),
+    [
+        ("", {}, {}),
+        ("", {"SYNC_SQL_APPNAME": "old_"}, {"appname": "old_"}),
+        ("", {"SYNC_SQL_APPNAME": "old_", "JOBSYNC_APPNAME": "new_"}, {"appname": "new_"}),
+        ("--appname typed_", {"JOBSYNC_APPNAME": "new_"}, {"appname": "typed_"}),
+        ("--date 2026-01-31", {}, {"day": "2026-01-31"}),
+        ("", {"JOBSYNC_DATE": "2026-01-31"}, {"day": "2026-01-31"}),
+        ("--limit 1", {"JOBSYNC_LIMIT": "3"}, {"limit": "1"}),
+        ("--limit 10000", {}, {"limit": "10000"}),
+        ("--reason r --after c", {}, {"reason": "r", "after": "c"}),
+        ("", {"JOBSYNC_REASON": "r", "JOBSYNC_AFTER": "c"}, {"reason": "r", "after": "c"}),
+        ("--limit 0", {}, None),
+        ("--limit 10001", {}, None),
+        ("--date 31.1.2026", {}, None),
+    ],
+)
+def test_shared_options_come_from_the_command_line_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    environ: dict[str, str],
+    changes: dict[str, str] | None,
+) -> None:
+    """In this order, and each has a default; what is wrong is refused."""
+    for name in ("JOBSYNC_APPNAME", "SYNC_SQL_APPNAME", "JOBSYNC_DATE", "JOBSYNC_LIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("jobsync.jobs.task.read_date", lambda day, _: day and day.date())
+    done = CliRunner(env=environ).invoke(show_shared, words.split())
+    if changes is None:
+        assert done.exit_code == 2
+        return
+    defaults = {"after": "", "appname": "sync_", "day": "None", "limit": "20", "reason": ""}
+    expected = {**defaults, **changes}
+    assert done.stdout == " ".join(f"{name}={expected[name]}" for name in sorted(expected)) + "\n"

@@ -1,7 +1,11 @@
 """What `jobsync why` answers for the name of a task of a queue, which is no message."""
 
 import json
+import sys
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from waiting import until
@@ -9,6 +13,7 @@ from waiting import until
 from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import why as module
 from jobsync.cli.why import find_queue_of_task, show_reason
+from jobsync.status.queues import QueueStatus, QueueWorkerStatus
 from jobsync.stores.memory import MemoryStore
 
 
@@ -33,6 +38,57 @@ async def test_the_name_of_a_task_leads_to_its_queue(capsys: pytest.CaptureFixtu
     assert row["code"] == "unknown"
     assert row["reason"].startswith("it is a task of the queue default/orders, not a message")
     assert row["next"] == "run: jobsync queues browse default/orders; then jobsync why ID"
+
+
+@pytest.mark.parametrize("state", ["live", "silent", "dead"])
+@pytest.mark.parametrize("tasks", [None, (), ("", "shop.charge")])
+async def test_only_a_live_worker_leads_to_the_queue_of_a_task(
+    monkeypatch: pytest.MonkeyPatch, state: Any, tasks: tuple[str, ...] | None
+) -> None:
+    """One whose session is over may have had other code."""
+    worker = QueueWorkerStatus(
+        worker_id="w",
+        state=state,
+        concurrency=1,
+        claims=1,
+        is_paused=False,
+        tasks=tasks,
+        heard=1.0,
+        timeout=15.0,
+        host="here",
+        pid=1,
+        incarnation="w.1",
+    )
+    queue = QueueStatus(name="default/orders", counts={}, oldest=None, pause=None, workers=[worker])
+    empty = msgspec.structs.replace(queue, name="default/a", workers=[])
+
+    async def read(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(queues=lambda: [empty, queue])
+
+    monkeypatch.setattr("jobsync.status.queues.read_queues_status", read)
+    found = await find_queue_of_task(MemoryStore(), Components.system(), "shop.charge")
+    assert found == ("default/orders" if state == "live" and tasks else None)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("queue", [None, "default/orders"])
+def test_an_answer_without_a_message_names_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    queue: str | None,
+    is_terminal: bool,
+) -> None:
+    """It may be another one than the user means; apart from the answer in a pipe."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    for name in ("jobsync.cli.render.named_store", "jobsync.cli.why.named_store"):
+        monkeypatch.setattr(name, lambda: "sqlite:///a.db")
+    show_reason("m", None, queue=queue, as_json=False)
+    printed = capsys.readouterr()
+    if is_terminal:
+        assert "  store    sqlite:///a.db" in printed.out.splitlines()
+    else:
+        assert printed.err == ("none in sqlite:///a.db\n" if queue is None else "")
 
 
 @pytest.mark.parametrize("queue", [None, "default/orders"])
