@@ -152,6 +152,25 @@ def test_a_heartbeat_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"pid": 1, "at": "now"}', None])
+def test_what_is_no_heartbeat_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    """Or cannot be read: that says nothing about the process."""
+    file = tmp_path / "heartbeat.json"
+    file.write_bytes(content or b"")
+    if content is None:
+
+        def refuse(_: Path) -> bytes:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+    error = CliRunner().invoke(health, ["--heartbeat-file", str(file)]).exception
+    assert isinstance(error, Misconfigured)
+    assert (error.field, error.value) == ("--heartbeat-file", str(file))
+    assert error.problem.startswith("cannot be read: ")
+
+
 @pytest.mark.parametrize("unready", [[], ["connecting"]])
 @pytest.mark.parametrize("failure", ["", "a bug"])
 @pytest.mark.parametrize("seconds", [0.0, 300.0, 301.0])

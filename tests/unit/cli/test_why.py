@@ -12,8 +12,10 @@ from waiting import until
 
 from jobsync import Components, Database, QueuePlugin
 from jobsync.cli import why as module
+from jobsync.cli.render import ago, format_time
 from jobsync.cli.why import find_queue_of_task, show_reason
 from jobsync.status.queues import QueueStatus, QueueWorkerStatus
+from jobsync.status.why import Reason
 from jobsync.stores.memory import MemoryStore
 
 
@@ -89,6 +91,41 @@ def test_an_answer_without_a_message_names_the_store(
         assert "  store    sqlite:///a.db" in printed.out.splitlines()
     else:
         assert printed.err == ("none in sqlite:///a.db\n" if queue is None else "")
+
+
+@pytest.mark.parametrize("until", [None, 9.0])
+@pytest.mark.parametrize("since", [None, 0.0, 5.0])
+def test_the_times_of_a_reason_are_shown_where_they_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    since: float | None,
+    until: float | None,
+) -> None:
+    """Programs see both, people those that there are, also as ages."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(module, "now", lambda: 7.0)
+    reason = Reason("unknown", "nobody knows", since=since, until=until)
+    monkeypatch.setattr("jobsync.status.why.explain", lambda _: reason)
+    show_reason("m", None, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row == {
+        "name": "m",
+        "code": "unknown",
+        "reason": "nobody knows",
+        "since": since,
+        "until": until,
+        "next": row["next"],
+    }
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show_reason("m", None, as_json=False)
+    title, *facts = capsys.readouterr().out.splitlines()
+    assert title == "m: nobody knows"
+    shown = dict(fact.strip().split(maxsplit=1) for fact in facts)
+    times = {"since": since, "until": until}
+    assert {name: text for name, text in shown.items() if name in times} == {
+        name: f"{format_time(at)} ({ago(7.0 - at)})" for name, at in times.items() if at is not None
+    }
 
 
 @pytest.mark.parametrize("queue", [None, "default/orders"])
