@@ -41,6 +41,31 @@ async def test_other_queues_are_declared_and_do_not_work() -> None:
         assert emails.is_running
 
 
+@pytest.mark.parametrize(
+    ("queues", "idle"),
+    [
+        (None, []),
+        ("emails", ["images"]),
+        ("default/emails", ["images"]),
+        (" images ,emails", []),
+        ("default/images,images", ["emails"]),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [None, 7])
+def test_queues_are_chosen_by_either_name(
+    queues: str | None, idle: list[str], concurrency: int | None
+) -> None:
+    """The others are idle here; the number of handlers is for each."""
+    plugins = [build_queue("emails"), build_queue("images")]
+    own = [plugin.settings.concurrency for plugin in plugins]
+    database = Database("memory://", plugins=plugins)
+    choose_work(database, queues, concurrency)
+    assert [each.resource for each in plugins if each in database.idle_plugins] == idle
+    assert [each.settings.concurrency for each in plugins] == (
+        own if concurrency is None else [concurrency] * 2
+    )
+
+
 @pytest.mark.parametrize(("name", "fix"), [("imges", "mean images"), ("xyz", "mean emails, im")])
 def test_an_unknown_queue_is_refused(name: str, fix: str) -> None:
     """The error suggests one."""

@@ -13,7 +13,7 @@ from waiting import until
 
 from jobsync import Database, QueuePlugin
 from jobsync.cli.work import _log_plan
-from jobsync.cli.worker_log import _show, start_logging
+from jobsync.cli.worker_log import _show, log_facts, start_logging
 from jobsync.coordination.events import CoordinatorPromoted
 from jobsync.events import Events, HandlerFailed, known_events
 
@@ -101,6 +101,48 @@ def test_json_keeps_each_field_of_an_event(capsys: pytest.CaptureFixture[str]) -
     fields = msgspec.structs.asdict(failed)
     assert (line["event"], line["event_"]) == (failed.name, fields.pop("event"))
     assert line.items() >= fields.items()
+
+
+class Mailbox:
+    """An object of the user's."""
+
+    def __repr__(self) -> str:
+        return "<mailbox of ann>"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (3, 3),
+        ([Mailbox()], ["<mailbox of ann>"]),
+        ({Mailbox(): 1}, {"<mailbox of ann>": 1}),
+        # Half a character, which no encoding has.
+        ("\ud800x", "\\ud800x"),
+    ],
+)
+def test_json_has_every_value(
+    capsys: pytest.CaptureFixture[str], value: object, shown: object
+) -> None:
+    """One that JSON cannot carry is a text; the line has its other fields all the same."""
+    start_logging("json", "info")
+    log_facts("sent", {"value": value, "to": "ann"})
+    line = json.loads(capsys.readouterr().err)
+    assert (line["message"], line["value"], line["to"]) == ("sent", shown, "ann")
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_the_level_is_the_lowest_that_is_logged(
+    capsys: pytest.CaptureFixture[str], level: str
+) -> None:
+    """Whatever was set up before, and however often."""
+    levels = ["debug", "info", "warning", "error"]
+    for first in levels:
+        start_logging("text", first)
+        start_logging("text", level)
+        for each in levels:
+            logging.getLogger("app").log(logging.getLevelName(each.upper()), each)
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split()[-1] for line in lines] == levels[levels.index(level) :]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

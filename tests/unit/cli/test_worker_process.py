@@ -218,6 +218,49 @@ async def test_the_grace_period_begins_with_the_signal(
     assert periods == [within]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "failed", "done"])
+async def test_heartbeats_that_fail_stop_the_process(process: WorkerProcess, end: str) -> None:
+    """Those that are cancelled or done have not failed."""
+
+    async def send() -> None:
+        if end == "cancelled":
+            await asyncio.Event().wait()
+        if end == "failed":
+            raise OSError("disk full")
+
+    heartbeats = asyncio.create_task(send())
+    await asyncio.sleep(0)
+    if end == "cancelled":
+        heartbeats.cancel()
+    await asyncio.wait({heartbeats})
+    process._on_heartbeats_ended(heartbeats)
+    assert process._stopping.is_set() is (end == "failed")
+    assert process._health.failure == ("OSError: disk full" if end == "failed" else "")
+
+
+async def test_a_process_that_is_stuck_gives_up_once(
+    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is stuck while it stops is told by the stop, not by more failures."""
+    stuck = iter([[], ["a handler"], ["a handler", "another"], []])
+    beats: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        beats.append(seconds)
+        if len(beats) == 4:
+            raise TimeoutError
+
+    monkeypatch.setattr(process._clock, "sleep", sleep)
+    monkeypatch.setattr(process._database, "stuck", lambda: next(stuck))
+    with pytest.raises(TimeoutError):
+        await process._send_heartbeats()
+    assert beats == [1.0] * 4
+    assert process._health.failure == "a handler"
+    assert [record.getMessage() for record in caplog.records] == [
+        "a handler: stopping, so that a new process can take over"
+    ]
+
+
 async def test_what_a_stop_waits_for_is_said_again_and_again(
     process: WorkerProcess,
     monkeypatch: pytest.MonkeyPatch,
