@@ -16,7 +16,7 @@ from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueOptions, QueueSettings
 from jobsync.scheduler.settings import SchedulerOptions, SchedulerSettings
-from jobsync.setting_fields import Origin, mask_unknown
+from jobsync.setting_fields import Origin, convert_value, fields, mask_unknown
 from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
 from jobsync.ttl.settings import TTLOptions, TTLSettings
 
@@ -142,6 +142,27 @@ def test_variables_are_read_as_their_types() -> None:
     )
     value = resolve(Pace, {}, sources).value
     assert value == Pace(poll=2.5, batch=3, mode="fast", key=Secret("hunter2"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "field"),
+    [
+        ("code", Invalid, "poll"),
+        ("default", Invalid, "poll"),
+        ("config", Misconfigured, "somewhere"),
+        ("environment", Misconfigured, "somewhere"),
+        ("file", Misconfigured, "somewhere"),
+    ],
+)
+def test_the_error_of_a_wrong_value_is_that_of_its_origin(
+    kind: Any, error: type[Invalid | Misconfigured], field: str
+) -> None:
+    """Code has wrong arguments; all else is configured, and its place is named."""
+    (poll,) = [each for each in fields(Pace) if each.name == "poll"]
+    with pytest.raises(error) as caught:
+        convert_value(poll, "fast", Origin(kind, "somewhere"))
+    assert type(caught.value) is error
+    assert (caught.value.field, caught.value.value) == (field, "fast")
 
 
 @pytest.mark.parametrize("name", ["poll", "timeout"])

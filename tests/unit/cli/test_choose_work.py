@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from jobsync import Database, Invalid, Misconfigured, QueuePlugin, sync
-from jobsync.cli.target import create_database, load_target
+from jobsync.cli.target import create_database, find_url, load_target
 from jobsync.cli.worker_plan import choose_work
 from jobsync.events import Event
 
@@ -86,6 +86,22 @@ async def test_a_database_for_blocking_callers_is_a_target(monkeypatch: pytest.M
         assert found is module.db.wrapped
     with pytest.raises(Invalid, match="Did you mean some_app:db"):
         load_target("some_app:bd")
+
+
+def test_a_module_of_the_working_directory_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with `python -m`, before one of the same name that is installed."""
+    for folder in ("here", "installed"):
+        (tmp_path / folder).mkdir()
+        text = f"from jobsync import Database\ndb = Database('memory://{folder}')\n"
+        (tmp_path / folder / "twofold_app.py").write_text(text)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path])
+    try:
+        assert find_url("twofold_app:db", "--app") == "memory://here"
+    finally:
+        sys.modules.pop("twofold_app", None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """By which clock `jobsync ttl run` judges what has expired, and what its commands tell."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -144,3 +145,33 @@ def test_the_group_has_its_own_help() -> None:
 def test_a_count_at_its_limit_has_a_plus(count: object, shown: str) -> None:
     """There may be more."""
     assert module._format_due(count) == shown
+
+
+@pytest.mark.parametrize("words", [["backlog"], ["next"], ["backlog", "a"], ["next", "a"]])
+def test_a_resource_is_chosen_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Without one all are asked for; the limit is that of the command."""
+    asked: list[tuple[Any, ...]] = []
+
+    class Status:
+        async def resources(self, *arguments: Any) -> list[Any]:
+            asked.append(("resources", *arguments))
+            return []
+
+        async def due(self, *arguments: Any) -> list[Any]:
+            asked.append(("due", *arguments))
+            return []
+
+        async def next(self, *arguments: Any) -> list[Any]:
+            asked.append(("next", *arguments))
+            return []
+
+    monkeypatch.setattr(module, "_run_on_ttl", lambda _, work: asyncio.run(work(Status())))
+    assert CliRunner().invoke(ttl, [*words, "--limit", "7"]).exit_code == 0
+    command, *rest = words
+    chosen = rest[0] if rest else None
+    if command == "next":
+        assert asked == [("next", chosen, 7)]
+    else:
+        assert asked == [("resources", chosen), ("due", chosen, 7)]

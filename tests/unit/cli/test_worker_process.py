@@ -163,6 +163,25 @@ def test_a_supervisor_kills_only_after_its_processes_had_their_time(
     assert sent == [signal.SIGTERM, signal.SIGKILL]
 
 
+def test_a_supervisor_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one of them: they would work on without it."""
+    supervisor = ProcessSupervisor(lambda *_: [], 3, 30.0, Components.system())
+    killed: list[tuple[int, int]] = []
+    for child in supervisor._children:
+        monkeypatch.setattr(child, "start", lambda *_: None)
+        monkeypatch.setattr(
+            child, "send", lambda signal, number=child.number: killed.append((number, signal))
+        )
+
+    def fail() -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(supervisor, "_is_busy", fail)
+    with pytest.raises(MemoryError):
+        supervisor.run()
+    assert killed == [(number, signal.SIGKILL) for number in range(3)]
+
+
 def test_programs_that_a_handler_starts_do_not_get_the_link() -> None:
     """They would keep it open; the supervisor hears of the process itself."""
     ours, theirs = socket.socketpair()

@@ -53,6 +53,27 @@ async def test_what_is_due_is_counted_by_the_clock_of_the_store(database: Databa
     assert sessions.seen == NOW
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 9])
+@pytest.mark.parametrize("resource", [None, "a", "b"])
+async def test_a_limit_counts_over_all_resources(
+    database: Database, resource: str | None, limit: int
+) -> None:
+    """The first of all of them, or of the one that is chosen."""
+    await add(database, "a", -40, -20, 10, 30)
+    await add(database, "b", -30, -10, 20, 40)
+    status = await read(database)
+    offsets = {"a": [-40, -20, 10, 30], "b": [-30, -10, 20, 40]}
+    chosen = sorted(
+        offset for name in offsets if resource in (None, name) for offset in offsets[name]
+    )
+    for found, expected in (
+        (await status.due(resource, limit), [each for each in chosen if each < 0]),
+        (await status.next(resource, limit), [each for each in chosen if each > 0]),
+    ):
+        assert [each.expires_at - NOW for each in found] == expected[:limit]
+        assert all(float(each.id) in offsets[each.resource] for each in found)
+
+
 async def test_nothing_is_due(database: Database) -> None:
     """Without records, and without due ones."""
     await add(database, "empty")
