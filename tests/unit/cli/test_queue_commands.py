@@ -181,7 +181,8 @@ def test_a_queue_is_counted_by_its_states_and_its_live_workers() -> None:
         workers=workers,
     )
     row: dict[str, object] = {"queue": NAME, "workers": 1, "oldest": 10.0}
-    row |= {**queue.counts, "completed": 0, "cancelled": 0}
+    row |= {str(state): count for state, count in queue.counts.items()}
+    row |= {"completed": 0, "cancelled": 0}
     assert queues_module._summarise(queue) == {**row, "paused": 20.0, "reason": "a deploy"}
     idle = msgspec.structs.replace(queue, pause=None)
     assert queues_module._summarise(idle) == {**row, "paused": None, "reason": None}

@@ -113,8 +113,10 @@ def test_partitions_are_shown_with_their_progress(
     found: dict[str, tuple[dict[str, str], str]] | None, shown: str
 ) -> None:
     """Until they are ready."""
-    partitions = found and {
-        name: {"fields": fields, "is_ready": not progress, "progress": progress or "ready"}
-        for name, (fields, progress) in found.items()
-    }
+    partitions: object = None
+    if found is not None:
+        partitions = {
+            name: {"fields": fields, "is_ready": not progress, "progress": progress or "ready"}
+            for name, (fields, progress) in found.items()
+        }
     assert _format_partitions(partitions) == shown
