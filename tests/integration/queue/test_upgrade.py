@@ -63,20 +63,46 @@ INSERT INTO jobsync_finished (
   ('cancelled', 'q', 'cancelled', '9', 1, 0, 4, 'live', 'x:cancel', '', now(), now(), 1),
   ('dead', 'q', 'dead', '10', 4, 0, 4, 'live', 'x:bury', '', now(), now(), 1)
 """
+TASKS_VERSION = 7
+"""The last version in which a message of a task was stored in the states of all others."""
+
+TASKS_VERSION_TABLE = f"""
+CREATE TABLE jobsync_schema (tables_version integer NOT NULL, oldest_code integer NOT NULL);
+INSERT INTO jobsync_schema VALUES ({TASKS_VERSION}, 5)
+"""
+TASK_MESSAGES = """
+INSERT INTO jobsync_message (
+  id, queue, state, due, payload, max_attempts, format, task, priority, group_name
+) VALUES
+  ('ready', 'q', 'ready', now(), '1', 4, 1, 'send', 0, NULL),
+  ('ranked', 'q', 'ranked', now(), '2', 4, 2, 'send', 5, NULL),
+  ('waiting', 'q', 'waiting', now(), '3', 4, 1, 'send', 0, NULL),
+  ('head', 'q', 'ready', now(), '4', 4, 2, 'send', 0, 'g'),
+  ('blocked', 'q', 'blocked', now(), '5', 4, 2, 'send', 0, 'g'),
+  ('newer', 'q', 'ready', now(), '6', 4, 99, 'send', 0, NULL),
+  ('plain', 'q', 'ready', now(), '7', 4, 1, '', 0, NULL),
+  ('plain-ranked', 'q', 'ranked', now(), '8', 4, 2, '', 5, NULL),
+  ('plain-waiting', 'q', 'waiting', now(), '9', 4, 1, '', 0, NULL);
+INSERT INTO jobsync_group VALUES ('q', 'g', 1, 2)
+"""
 _numbers = itertools.count()
+
+
+def create_database(server: PostgresServer, version: int, *statements: str) -> str:
+    """Create a database with the tables of an old version; return its URL."""
+    url = server.create_database(f"upgrade_{next(_numbers)}")
+    steps = [statement for step in POSTGRES_STEPS[:version] for statement in step]
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(fill_in(";".join(steps), {"schema": "public"}).encode())
+        for statement in statements:
+            admin.execute(statement.encode())
+    return url
 
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
     """A database of the old version with messages in every state."""
-    url = postgres.create_database(f"upgrade_{next(_numbers)}")
-    steps = [statement for step in POSTGRES_STEPS[:OLD_VERSION] for statement in step]
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(fill_in(";".join(steps), {"schema": "public"}).encode())
-        admin.execute(OLD_VERSION_TABLE.encode())
-        admin.execute(OLD_VIEW)
-        admin.execute(OLD_MESSAGES.encode())
-    return url
+    return create_database(postgres, OLD_VERSION, OLD_VERSION_TABLE, OLD_VIEW, OLD_MESSAGES)
 
 
 @pytest.fixture
@@ -206,3 +232,41 @@ async def test_this_code_refuses_tables_that_it_cannot_use(url: str, store: Stor
         newer.execute("UPDATE jobsync_schema SET tables_version = 99, oldest_code = 98")
     with pytest.raises(Misconfigured, match=r"tables of version 99, .*Upgrade jobsync"):
         await open_store(url)
+
+
+async def test_an_older_script_changes_no_newer_tables(url: str, store: Store) -> None:
+    """An administrator may apply it again, late: what newer code has said stays in force."""
+    target = parse_url(url)
+    assert isinstance(target, PostgresUrl)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("UPDATE jobsync_schema SET tables_version = 99, oldest_code = 98")
+        admin.execute(schema_sql(target).encode())
+        rows = admin.execute("SELECT tables_version, oldest_code FROM jobsync_schema").fetchall()
+    assert rows == [(99, 98)]
+
+
+async def test_messages_of_tasks_get_their_own_states(postgres: PostgresServer) -> None:
+    """From each state that older code stored them in; then they are claimed, by their tasks."""
+    url = create_database(postgres, TASKS_VERSION, TASKS_VERSION_TABLE, TASK_MESSAGES)
+    store = await open_store(url)
+    with psycopg.connect(url, autocommit=True) as admin:
+        rows = admin.execute("SELECT id, state, format FROM jobsync_message").fetchall()
+    assert {name: (state, format_) for name, state, format_ in rows} == {
+        "ready": ("task_ready", 3),
+        "ranked": ("task_ranked", 3),
+        "waiting": ("task_waiting", 3),
+        "head": ("task_ready", 3),
+        "blocked": ("blocked", 2),
+        "newer": ("task_ready", 99),
+        "plain": ("ready", 1),
+        "plain-ranked": ("ranked", 2),
+        "plain-waiting": ("waiting", 1),
+    }
+    backend = open_backend(store, "q", Components.system(), order="priority")
+    for task, names in {
+        "send": ["head", "ranked", "ready", "waiting"],
+        "": ["plain", "plain-ranked", "plain-waiting"],
+    }.items():
+        claimed = await backend.claim(10, session="me", visibility=60, tasks=(task,))
+        assert sorted(each.id for each in claimed.messages) == names
+    await store.close()

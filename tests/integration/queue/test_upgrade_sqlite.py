@@ -60,16 +60,43 @@ INSERT INTO jobsync_finished (
   ('cancelled', 'q', 'cancelled', '9', 1, 0, 4, 'live', 'x:cancel', '', 5, 6, 1),
   ('dead', 'q', 'dead', '10', 4, 0, 4, 'live', 'x:bury', '', 5, 6, 1);
 """
+TASKS_VERSION = 8
+"""The last version in which a message of a task was stored in the states of all others."""
+
+TASKS_VERSION_TABLE = f"""
+CREATE TABLE jobsync_schema (version INTEGER NOT NULL, oldest_code INTEGER NOT NULL) STRICT;
+INSERT INTO jobsync_schema VALUES ({TASKS_VERSION}, 7);
+"""
+TASK_MESSAGES = """
+INSERT INTO jobsync_message (
+  id, queue, state, due, payload, max_attempts, enqueued, format, task, priority, group_name
+) VALUES
+  ('ready', 'q', 'ready', 0, '1', 4, 5, 1, 'send', 0, NULL),
+  ('ranked', 'q', 'ranked', 0, '2', 4, 5, 2, 'send', 5, NULL),
+  ('waiting', 'q', 'waiting', 5, '3', 4, 5, 1, 'send', 0, NULL),
+  ('head', 'q', 'ready', 0, '4', 4, 5, 2, 'send', 0, 'g'),
+  ('blocked', 'q', 'blocked', 0, '5', 4, 5, 2, 'send', 0, 'g'),
+  ('newer', 'q', 'ready', 0, '6', 4, 5, 99, 'send', 0, NULL),
+  ('plain', 'q', 'ready', 0, '7', 4, 5, 1, '', 0, NULL),
+  ('plain-ranked', 'q', 'ranked', 0, '8', 4, 5, 2, '', 5, NULL),
+  ('plain-waiting', 'q', 'waiting', 5, '9', 4, 5, 1, '', 0, NULL);
+INSERT INTO jobsync_group VALUES ('q', 'g', 1, 2);
+"""
+
+
+def create_file(path: Path, version: int, *scripts: str) -> None:
+    """Create a file with the tables of an old version."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in (statement for step in SQLITE_STEPS[:version] for statement in step):
+            connection.execute(statement)
+        connection.executescript("".join(scripts))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file of the old version with messages in every state."""
     path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in (statement for step in SQLITE_STEPS[:OLD_VERSION] for statement in step):
-            connection.execute(statement)
-        connection.executescript(OLD_VERSION_TABLE + OLD_VIEW + OLD_MESSAGES)
+    create_file(path, OLD_VERSION, OLD_VERSION_TABLE, OLD_VIEW, OLD_MESSAGES)
     return path
 
 
@@ -187,3 +214,31 @@ async def test_this_code_refuses_tables_that_it_cannot_use(path: Path) -> None:
         newer.execute("UPDATE jobsync_schema SET version = 99, oldest_code = 98")
     with pytest.raises(Misconfigured, match=r"tables of version 99, .*Upgrade jobsync"):
         await open_store(f"sqlite:///{path}")
+
+
+async def test_messages_of_tasks_get_their_own_states(tmp_path: Path) -> None:
+    """From each state that older code stored them in; then they are claimed, by their tasks."""
+    path = tmp_path / "tasks.db"
+    create_file(path, TASKS_VERSION, TASKS_VERSION_TABLE, TASK_MESSAGES)
+    store = await open_store(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT id, state, format FROM jobsync_message").fetchall()
+    assert {name: (state, format_) for name, state, format_ in rows} == {
+        "ready": ("task_ready", 3),
+        "ranked": ("task_ranked", 3),
+        "waiting": ("task_waiting", 3),
+        "head": ("task_ready", 3),
+        "blocked": ("blocked", 2),
+        "newer": ("task_ready", 99),
+        "plain": ("ready", 1),
+        "plain-ranked": ("ranked", 2),
+        "plain-waiting": ("waiting", 1),
+    }
+    backend = open_backend(store, "q", Components.system(), order="priority")
+    for task, names in {
+        "send": ["head", "ranked", "ready", "waiting"],
+        "": ["plain", "plain-ranked", "plain-waiting"],
+    }.items():
+        claimed = await backend.claim(10, session="me", visibility=60, tasks=(task,))
+        assert sorted(each.id for each in claimed.messages) == names
+    await store.close()
