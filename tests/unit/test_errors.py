@@ -101,6 +101,10 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
     ),
     (Incomplete("users", unknown=["a"]), "users: 0 written, 1 of unknown outcome ('a')"),
     (
+        Incomplete("users", conflicts=["a", "b", "c"]),
+        "users: 0 written, 3 in conflict ('a', 'b', 'c')",
+    ),
+    (
         Unavailable("s3", "the server refused"),
         "s3 is unavailable: the server refused. Try again later.",
     ),

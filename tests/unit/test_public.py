@@ -1,6 +1,7 @@
 """The public namespace."""
 
 import difflib
+import importlib.util
 import inspect
 import typing
 from collections.abc import Iterator
@@ -16,6 +17,17 @@ def test_every_public_name_exists_sorted_and_once() -> None:
     """`__all__` lists the names that users may import."""
     assert jobsync.__all__ == sorted(set(jobsync.__all__))
     assert all(hasattr(jobsync, name) for name in jobsync.__all__)
+
+
+def test_names_are_listed_before_they_are_used() -> None:
+    """An interpreter completes them though their modules are not loaded yet."""
+    spec = importlib.util.find_spec("jobsync")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert not {"Database", "Store"} & vars(fresh).keys()
+    assert set(jobsync.__all__) <= set(dir(fresh))
 
 
 def test_nothing_else_is_public() -> None:

@@ -338,13 +338,14 @@ def test_the_command_lines_own_variables_are_no_mistakes(name: str) -> None:
     assert resolve(CoordinatorSettings, {}, sources).value == CoordinatorSettings()
 
 
-def test_what_kubernetes_puts_into_our_name_is_not_ours() -> None:
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+def test_what_kubernetes_puts_into_our_name_is_not_ours(protocol: str) -> None:
     """A service's address in the variable of a port setting is ignored."""
 
     class Page(msgspec.Struct, frozen=True, kw_only=True):
         port: int = 8080
 
-    sources = from_environ(JOBSYNC_WEB_PORT="tcp://10.0.0.1:80")
+    sources = from_environ(JOBSYNC_WEB_PORT=f"{protocol}://10.0.0.1:80")
     assert resolve(Page, {}, sources, section="web").origin("port").kind == "default"
     sources = from_environ(JOBSYNC_WEB_PORT="81")
     assert resolve(Page, {}, sources, section="web").value.port == 81

@@ -3,11 +3,12 @@
 import operator
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock, Mono, SystemClock, Wall
+from jobsync.core.clock import Clock, Mono, SystemClock, Wall, _read_boot_id
 
 
 def test_a_difference_is_in_seconds() -> None:
@@ -83,6 +84,19 @@ def test_a_boot_has_one_id() -> None:
     boot = SystemClock().boot()
     assert boot == SystemClock().boot()
     assert 0 <= boot < 2**60
+
+
+def test_boots_have_different_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the system's id as many bits are used as a SQL integer holds."""
+    file = tmp_path / "boot_id"
+    monkeypatch.setattr("jobsync.core.clock._BOOT_ID", file)
+    ids = {0: _read_boot_id.__wrapped__()}
+    for number in (0xFEDC_BA98_7654_321, 0xFEDC_BA98_7654_320, 0x0EDC_BA98_7654_321):
+        text = f"{number:015x}"
+        shown = f"{text[:8]}-{text[8:12]}-{text[12:]}0-8000-000000000000\n"
+        file.write_text(shown, encoding="ascii")
+        ids[number] = _read_boot_id.__wrapped__()
+    assert ids == {number: number for number in ids}
 
 
 async def test_sleeping_moves_a_fake_clock(clock: Clock) -> None:

@@ -148,6 +148,7 @@ def test_every_counts_from_the_epoch_in_each_zone(zone: str) -> None:
         ("@every -5s", "cannot be read", "@every 90s"),
         ("@every ٣s", "cannot be read", "@every 90s"),
         ("@every 0s", "1 second to 50 years", "@every 90s"),
+        ("@every 1581120001s", "1 second to 50 years", "@every 90s"),
         ("@every 999999999h", "1 second to 50 years", "@every 90s"),
     ],
 )
@@ -223,8 +224,13 @@ def test_equality_and_identity() -> None:
     [
         ("0 3 * * *", "At 03:00 every day"),
         ("@daily", "At 00:00 every day"),
+        ("@midnight", "At 00:00 every day"),
         ("@hourly", "At the start of every hour"),
+        ("@weekly", "At 00:00 on Sunday"),
+        ("@monthly", "At 00:00 on the first day of every month"),
         ("@yearly", "At 00:00 on January 1"),
+        ("@annually", "At 00:00 on January 1"),
+        ("@Daily", "At 00:00 every day"),
         ("*/15 * * * *", "Every 15th minute of every hour"),
         ("*/10 * * * * *", "Every 10th second of every minute"),
         ("0 9 * * MON-FRI", "At 09:00 on Monday through Friday"),
@@ -254,6 +260,7 @@ def test_equality_and_identity() -> None:
         ("@every 2h", "Every 2 hours"),
         ("@every 1h30m", "Every 1 hour and 30 minutes"),
         ("@every 49h1m1s", "Every 49 hours, 1 minute and 1 second"),
+        ("@every 1581120000s", "Every 439200 hours"),
     ],
 )
 def test_words(text: str, words: str) -> None:

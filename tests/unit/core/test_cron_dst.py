@@ -165,6 +165,19 @@ def test_a_skip_that_ends_within_a_minute() -> None:
     assert schedule.newest_between(start - DAY, start + DAY, 9) == [start + 20]
 
 
+@pytest.mark.parametrize("second", [0, 29, 30, 59])
+def test_a_skip_that_ends_within_a_minute_is_found_until_its_last_second(second: int) -> None:
+    """The search may begin at any moment before the firing, long after the skip."""
+    start = int(datetime(1972, 1, 7, 0, 45, tzinfo=UTC).timestamp())
+    schedule = Schedule.parse(f"{second} 5 0 7 1 *", "Africa/Monrovia")
+    due = start + second
+    for instant in (start - 31, start - 1, due - 1):
+        assert schedule.next_after(instant) == due
+    assert schedule.next_after(due) != due
+    assert schedule.latest_until(due) == due
+    assert schedule.latest_until(due - 1) != due
+
+
 def test_a_day_that_was_skipped() -> None:
     """Samoa skipped 30 December 2011: a fixed time of it fires at the midnight that follows."""
     midnight = int(datetime(2011, 12, 30, 10, tzinfo=UTC).timestamp())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jobsync.core.assignment import (
+    NOBODY,
     NodeRef,
     Plan,
     count_moved,
@@ -441,6 +442,22 @@ def test_a_pin_is_a_handover() -> None:
         assert not revoked.seen_by(node.incarnation).covers(f"x{token}", token)
     done = assign(revoked, [A, B], acks=acks(revoked), pins=pins)
     assert done.seen_by(B.incarnation).covers(f"x{token}", token)
+
+
+def test_a_task_that_leaves_a_moving_token_waits_for_the_same_number() -> None:
+    """The node that gives up the token gives up the task with it, and is not asked again."""
+    plan = rest(Plan.empty(10), [A])
+    moving = assign(plan, [A, B], acks=acks(plan))
+    token = next(iter(promised_to(moving.assignment, B.incarnation)))
+    pins = (Pin(task="x", token=token, patterns=("nobody",)),)
+    left = assign(moving, [A, B], acks=acks(plan), pins=pins)
+    assert [(each.task, each.revoked) for each in left.exceptions.tasks] == [
+        ("x", moving.assignment.number)
+    ]
+    done = assign(left, [A, B], acks=acks(moving), pins=pins)
+    assert [(each.task, each.holder, each.revoked) for each in done.exceptions.tasks] == [
+        ("x", NOBODY, 0)
+    ]
 
 
 def test_a_cleared_pin_returns_its_task_to_its_token() -> None:

@@ -148,6 +148,9 @@ def test_rules_that_divide_records_differently_have_different_digests() -> None:
         ({"x": [1]}, None),
         ({"x": {"a": 1}}, None),
         ({"x": None, "$and": [{"y": 1}]}, None),
+        ({"x": 1, "y": None}, "x"),
+        ({"x": 1, "y": [2]}, "x"),
+        ({"x": 1, "y": {"a": 2}}, "x"),
     ],
 )
 def test_the_narrowest_partition_with_all_matches_is_chosen(where: Any, chosen: str | None) -> None:

@@ -142,8 +142,8 @@ VARIANTS: dict[str, list[Any]] = {
     "task": ["t", "u"],
     "patterns": [("%",), ("a", "b"), ("b", "a")],
     "reason": [None, "", "why"],
-    "created_at": [1.0, 2.0],
-    "expires_at": [None, 10.0, 11.0],
+    "created_at": [1.0, 1.5, 2.0],
+    "expires_at": [None, 10.0, 10.5, 11.0],
 }
 
 

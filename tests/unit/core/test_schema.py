@@ -30,6 +30,9 @@ def problems_of(attributes: dict[str, Any], record: dict[str, Any]) -> list[tupl
         ("string | minlength:1 | maxlength:9", Field(kind="string", least=1, most=9)),
         ("number|min:-0.5|max:1e3", Field(kind="number", least=-0.5, most=1000.0)),
         ("number|default:0", Field(kind="number", default=0)),
+        ("number|min:0|max:0", Field(kind="number", least=0, most=0)),
+        ("array|minlength:1|maxlength:2", Field(kind="array", least=1, most=2)),
+        ("date|minlength:10|maxlength:10", Field(kind="date", least=10, most=10)),
         ("boolean|default:true", Field(kind="boolean", default=True)),
         ("string|default:", Field(kind="string", default="")),
         ("string|default:a:b", Field(kind="string", default="a:b")),
@@ -46,6 +49,17 @@ def problems_of(attributes: dict[str, Any], record: dict[str, Any]) -> list[tupl
 def test_a_field_description_is_parsed(text: str, field: Field) -> None:
     """The first word is a type, the others are rules."""
     assert parse({"x": text}) == {"x": field}
+    assert parse(render({"x": field})) == {"x": field}
+
+
+def test_objects_may_be_nested_up_to_a_limit() -> None:
+    """The schema itself is the first level."""
+    attributes: dict[str, Any] = {"x": "string"}
+    for _ in range(15):
+        attributes = {"x": attributes}
+    assert parse(render(parse(attributes))) == parse(attributes)
+    with pytest.raises(Invalid, match=r"(\.x){16} must not be nested deeper than 16"):
+        parse({"x": attributes})
 
 
 def test_a_dictionary_describes_an_object() -> None:
@@ -81,7 +95,16 @@ def test_a_dictionary_describes_an_object() -> None:
         ({"x": "string|min:a"}, "min must be a number, not 'a'"),
         ({"x": "string|min:nan"}, "min must be a number, not 'nan'"),
         ({"x": "string|min:1|minlength:2"}, "minlength is given twice"),
+        ({"x": "string|minlength:1|min:2"}, "min is given twice"),
+        ({"x": "string|max:1|maxlength:2"}, "maxlength is given twice"),
+        ({"x": "string|maxlength:1|max:2"}, "max is given twice"),
         ({"x": "string|required|optional"}, "optional is given twice"),
+        ({"x": "string|optional|required"}, "required is given twice"),
+        ({"x": "string|required|required"}, "required is given twice"),
+        ({"x": "string|default:a|default:b"}, "default is given twice"),
+        ({"x": "string|enum:a|enum:b"}, "enum is given twice"),
+        ({"x": "enum:a|enum:b"}, "enum is given twice"),
+        ({"x": "array|items:string|items:number"}, "items is given twice"),
         ({"x": "boolean|min:1"}, "min does not apply to boolean"),
         ({"x": "number|minlength:1"}, "minlength does not apply to number"),
         ({"x": "boolean|enum:true"}, "enum does not apply to boolean"),

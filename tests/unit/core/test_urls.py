@@ -152,6 +152,11 @@ def test_postgres_parts_are_decoded() -> None:
             "postgresql:///d?host=a%2Cb&port=1%2C2",
         ),
         ("postgresql://u:a@b@h/d?schema=s", "postgresql://u:a%40b@h/d"),
+        ("postgresql://u:a:b@h/d", "postgresql://u:a%3Ab@h/d"),
+        ("postgresql://u:a+b@h/c+d", "postgresql://u:a%2Bb@h/c%2Bd"),
+        ("postgresql://h/d?options=a+b%20c", "postgresql://h/d?options=a%2Bb%20c"),
+        ("postgresql://h:1/d", "postgresql://h:1/d"),
+        ("postgresql://h/d?port=65535", "postgresql://h:65535/d"),
     ],
 )
 def test_postgres_reveal_gives_libpq_the_same_place(text: str, revealed: str) -> None:
@@ -171,6 +176,9 @@ def test_a_socket_is_a_host() -> None:
     [
         ("postgresql://h:0/d", "port of 1 to 65535"),
         ("postgresql://h:65536/d", "port of 1 to 65535"),
+        ("postgresql://h/d?port=655350", "port of 1 to 65535"),
+        ("postgresql://h/d?port=655350000", "port of 1 to 65535"),
+        ("postgresql://h/d?port=0", "port of 1 to 65535"),
         ("postgresql://h/d?port=x", "port of 1 to 65535"),
         ("postgresql://h:port/d", "host:port"),
         ("postgresql://a,b/d", "host"),
@@ -182,6 +190,7 @@ def test_a_socket_is_a_host() -> None:
         ("postgresql://h/a%00b", "not text"),
         ("postgresql://h/a\nb", "control character"),
         (f"postgresql://h/d?schema={'s' * 64}", "63 bytes"),
+        (f"postgresql://h/d?schema={'é' * 32}", "63 bytes"),
     ],
 )
 def test_postgres_refusals_name_the_problem(text: str, problem: str) -> None:

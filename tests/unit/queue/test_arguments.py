@@ -36,6 +36,8 @@ def test_a_duration_may_have_to_be_more_than_zero() -> None:
 def test_a_number_may_have_an_upper_limit() -> None:
     """The error names both ends."""
     check_count("limit", 10, least=1)
+    for value in (1, 1000):
+        check_count("limit", value, least=1, most=1000)
     with pytest.raises(Invalid, match=r"limit must be 1 or more \(got 0\)"):
         check_count("limit", 0, least=1)
     with pytest.raises(Invalid, match=r"limit must be 1 to 1,000 \(got 1001\)"):

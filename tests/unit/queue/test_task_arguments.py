@@ -205,6 +205,41 @@ def test_wrong_arguments_are_refused_with_their_name(call: Callable[[], Any], pr
         call()
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (list[dt.datetime], [NOON, OLD_NOON]),
+        (tuple[dt.datetime, ...], (NOON, OLD_NOON)),
+        (set[dt.datetime], {NOON, OLD_NOON}),
+        (frozenset[dt.time], frozenset({OLD_NOON.timetz()})),
+        (dict[str, dt.datetime], {"a": NOON, "b": OLD_NOON}),
+        (list[Event], [Event(NOON), Event(OLD_NOON)]),
+        (dict[str, list[Event]], {"a": [Event(OLD_NOON)]}),
+    ],
+    ids=repr,
+)
+def test_a_time_that_would_lose_something_is_found_anywhere(kind: Any, value: Any) -> None:
+    """In whatever it is stored."""
+    with pytest.raises(Invalid, match=r"^value has the UTC offset 0:53:28"):
+        build(kind).encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"a", bytearray(b"a"), NOON, NOON.date(), NOON.time(), dt.timedelta(seconds=1)),
+        *(uuid.UUID(int=1), decimal.Decimal(1)),
+    ],
+    ids=repr,
+)
+def test_what_is_text_in_json_needs_its_type(value: Any) -> None:
+    """Else it would be read back as a text; also within other values, and as a key."""
+    for kind, given in ((Any, value), (list, [1, value]), (dict, {"a": {"b": value}})):
+        with pytest.raises(Invalid, match=r"^value .*JSON"):
+            build(kind).encode(given)
+    assert build(type(value)).call(build(type(value)).encode(value)) == value
+
+
 def test_a_result_that_would_lose_something_is_not_kept() -> None:
     """Who stores it reports why; it is not stored as another time."""
     for kind in (dt.datetime, Any):

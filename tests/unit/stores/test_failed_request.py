@@ -8,33 +8,31 @@ from jobsync.stores.objects.errors import FailedRequest
 _PUT = "Error performing PUT http://h/jobs/k in 1ms - "
 
 
-def answered(status: int, code: str = "") -> FailedRequest:
-    """Return the failure of a response, from the client's text."""
+def answered(status: int, code: str = "") -> ValueError:
+    """Return the client's error about a response."""
     body = f"<Error><Code>{code}</Code><Message>m</Message></Error>" if code else "<html>no</html>"
     text = f"{_PUT}Server returned non-2xx status code: {status} Words: {body}"
-    return FailedRequest.from_error(ValueError(text))
+    return ValueError(text)
 
 
-def one_delete(code: str) -> FailedRequest:
-    """Return the failure of one of many deletes in a request, from the client's text."""
-    return FailedRequest.from_error(
-        ValueError(f"DeleteObjects request failed for key k: Oh (code: {code})")
-    )
+def one_delete(code: str) -> ValueError:
+    """Return the client's error about one of many deletes in a request."""
+    return ValueError(f"DeleteObjects request failed for key k: Oh (code: {code})")
 
 
-def unanswered(kind: str) -> FailedRequest:
-    """Return a network failure, from the client's text."""
+def unanswered(kind: str) -> ValueError:
+    """Return the client's error about the network."""
     debug = f"inner: Http(\n  HttpError {{\n    kind: {kind},\n    source: reqwest::Error"
-    return FailedRequest.from_error(ValueError(f"{_PUT}HTTP error: error sending request\n{debug}"))
+    return ValueError(f"{_PUT}HTTP error: error sending request\n{debug}")
 
 
-def metadata(text: str) -> FailedRequest:
-    """Return the failure of a request for credentials, from the client's text."""
-    return FailedRequest.from_error(ValueError(f"PUT http://169.254.169.254/latest/token - {text}"))
+def metadata(text: str, address: str = "169.254.169.254") -> ValueError:
+    """Return the client's error about a request for credentials."""
+    return ValueError(f"PUT http://{address}/latest/token - {text}")
 
 
 @pytest.mark.parametrize(
-    ("failure", "absent", "conflict", "rejected"),
+    ("error", "absent", "conflict", "rejected"),
     [
         (answered(412, "PreconditionFailed"), False, True, False),
         (answered(404, "NoSuchKey"), True, False, False),
@@ -54,13 +52,20 @@ def metadata(text: str) -> FailedRequest:
         (unanswered("Connect"), False, False, True),
         (unanswered("Timeout"), False, False, False),
         (unanswered("Request"), False, False, False),
-        (FailedRequest.from_error(ValueError("inner: BareRedirect")), False, False, True),
+        (unanswered("Decode"), False, False, False),
+        (unanswered("Interrupted"), False, False, False),
+        (unanswered("Unknown"), False, False, False),
+        (ValueError("something else"), False, False, False),
+        (ValueError("inner: BareRedirect"), False, False, True),
+        (metadata("status code: 404 Not Found"), False, False, True),
+        (metadata("HTTP error: error sending request"), False, False, True),
     ],
 )
 def test_only_a_definite_answer_decides(
-    failure: FailedRequest, *, absent: bool, conflict: bool, rejected: bool
+    error: ValueError, *, absent: bool, conflict: bool, rejected: bool
 ) -> None:
     """412 is a conflict, 404 a missing key; 409, 5xx, lost and late replies decide nothing."""
+    failure = FailedRequest.from_error(error)
     assert (failure.is_absent, failure.is_conflict, failure.is_rejected) == (
         absent,
         conflict,
@@ -69,7 +74,7 @@ def test_only_a_definite_answer_decides(
 
 
 @pytest.mark.parametrize(
-    ("failure", "refused"),
+    ("error", "refused"),
     [
         (answered(412, "PreconditionFailed"), True),
         (answered(404, "NoSuchKey"), True),
@@ -88,16 +93,54 @@ def test_only_a_definite_answer_decides(
         (answered(503, "SlowDown"), False),
         (unanswered("Connect"), False),
         (unanswered("Request"), False),
-        (FailedRequest(), False),
+        (answered(501), True),
+        (unanswered("Timeout"), False),
+        (ValueError("something else"), False),
     ],
 )
-def test_a_condition_is_refused_only_by_an_answer(failure: FailedRequest, *, refused: bool) -> None:
+def test_a_condition_is_refused_only_by_an_answer(error: ValueError, *, refused: bool) -> None:
     """One that was not met or that the server does not know; not one without an answer."""
-    assert failure.is_refused is refused
+    assert FailedRequest.from_error(error).is_refused is refused
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind", "words"),
+    ("error", "failure"),
+    [
+        (answered(412, "PreconditionFailed"), FailedRequest(status=412, code="PreconditionFailed")),
+        (answered(502), FailedRequest(status=502)),
+        (one_delete("InternalError"), FailedRequest(code="InternalError")),
+        (unanswered("Connect"), FailedRequest(was_sent=False)),
+        (unanswered("Timeout"), FailedRequest(is_timeout=True)),
+        (unanswered("Request"), FailedRequest()),
+        (ValueError("something else"), FailedRequest()),
+        (ValueError("inner: BareRedirect"), FailedRequest(code="PermanentRedirect")),
+        *(
+            pair
+            for address in ("169.254.169.254", "169.254.170.2")
+            for pair in (
+                (
+                    metadata("status code: 404 Not Found", address),
+                    FailedRequest(code="NoCredentials", was_sent=False),
+                ),
+                (
+                    metadata("status code: 503 Busy", address),
+                    FailedRequest(was_sent=False, lacks_credentials=True),
+                ),
+                (
+                    metadata("HTTP error: error sending request", address),
+                    FailedRequest(was_sent=False, lacks_credentials=True),
+                ),
+            )
+        ),
+    ],
+)
+def test_an_error_is_read_as_a_whole(error: ValueError, failure: FailedRequest) -> None:
+    """What the server answered, and how far the request got without an answer."""
+    assert FailedRequest.from_error(error) == failure
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
     [
         (answered(403, "SignatureDoesNotMatch"), Misconfigured, "Correct the secret"),
         (answered(403, "InvalidAccessKeyId"), Misconfigured, "Correct the key"),
@@ -123,9 +166,9 @@ def test_a_condition_is_refused_only_by_an_answer(failure: FailedRequest, *, ref
         (metadata("HTTP error: error sending request"), Unavailable, "no credentials came"),
     ],
 )
-def test_the_error_has_the_fix(failure: FailedRequest, kind: type[Exception], words: str) -> None:
+def test_the_error_has_the_fix(given: ValueError, kind: type[Exception], words: str) -> None:
     """A wrong set-up and a server that cannot answer now are different errors; both have a fix."""
-    error = failure.to_error("s3://***@h/jobs", renews_credentials=False)
+    error = FailedRequest.from_error(given).to_error("s3://***@h/jobs", renews_credentials=False)
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error
@@ -144,7 +187,7 @@ def test_the_error_has_the_fix(failure: FailedRequest, kind: type[Exception], wo
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_token_that_is_renewed_is_temporary(status: int, code: str, *, is_renewed: bool) -> None:
     """If the client finds its credentials itself, it will replace an old token, and no key."""
-    failure = answered(status, code)
+    failure = FailedRequest.from_error(answered(status, code))
     for renews in (False, True):
         error = failure.to_error("s3://jobs", renews_credentials=renews)
         assert type(error) is (Unavailable if renews and is_renewed else Misconfigured)
