@@ -717,6 +717,16 @@ async def test_without_the_right_to_create_tables_the_error_has_the_fix(
         assert caught.value.field == "url"
 
 
+_PRIVILEGES = """
+SELECT relname, ARRAY(
+  SELECT name FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES'])
+    AS name WHERE has_table_privilege('jobsync_writer', oid, name)
+)
+FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r' AND relname LIKE 'jobsync%%'
+"""
+"""What the administrator's role may do with each table of a schema."""
+
+
 @pytest.mark.parametrize("schema", ["", "apart"])
 async def test_tables_created_by_an_administrator_are_enough(
     server: PostgresServer,
@@ -737,6 +747,13 @@ async def test_tables_created_by_an_administrator_are_enough(
     await store.append("history/a", [1])
     assert await store.bury("n/", older_than=-1) == 1
     assert await store.discard("history/a", older_than=-60) == 1
+    tables = admin.execute(_PRIVILEGES, [schema or "public"]).fetchall()
+    assert len(tables) > 10
+    for table, privileges in tables:
+        is_version = table == "jobsync_schema"
+        assert privileges == (
+            ["SELECT"] if is_version else ["SELECT", "INSERT", "UPDATE", "DELETE"]
+        )
     with (
         psycopg.connect(role.partition("?")[0]) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),

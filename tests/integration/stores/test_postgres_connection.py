@@ -10,6 +10,7 @@ from psycopg.pq import TransactionStatus
 from servers import PostgresServer
 
 from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.sql import Steps
 
 LONG = 60.0
 
@@ -111,6 +112,32 @@ async def test_a_timer_that_fires_without_a_statement_is_set_again(
     connection.statement_timeout = 0.1
     with pytest.raises(TimeoutError):
         await connection.run("SELECT pg_sleep(60)", ())
+
+
+async def test_every_part_of_a_transaction_has_a_timer(connection: PostgresConnection) -> None:
+    """Its begin and its commit as well as its statements; and a copy."""
+    await connection.execute("CREATE TEMP TABLE t (n integer)")
+
+    def stop_timer() -> None:
+        connection._check_deadline()
+        assert connection._timer is None
+
+    def build() -> Steps[int]:
+        assert connection._timer is not None
+        for number in (1, 2):
+            stop_timer()
+            yield "INSERT INTO t VALUES (%s) RETURNING n", [number]
+            assert connection._timer is not None
+        stop_timer()
+        return 3
+
+    stop_timer()
+    assert await connection.run_steps(build()) == 3
+    assert connection._timer is not None
+    stop_timer()
+    await connection.copy("COPY t FROM STDIN", [b"3\n"])
+    assert connection._timer is not None
+    assert await connection.run("SELECT sum(n) FROM t", ()) == [(6,)]
 
 
 @pytest.mark.parametrize("rounds", range(5))

@@ -11,7 +11,7 @@ from jobsync.components import NONCE_LENGTH
 from jobsync.core.codec import MAX_INTEGER, encode
 from jobsync.core.keys import MAX_KEY
 from jobsync.core.urls import MAX_PREFIX
-from jobsync.stores.contract import TRAIL_LENGTH
+from jobsync.stores.contract import MAX_MARK, TRAIL_LENGTH
 from jobsync.stores.objects.layout import (
     LIVE_SIZE,
     BatchName,
@@ -21,6 +21,8 @@ from jobsync.stores.objects.layout import (
     encode_batch,
     encode_object,
     is_segment,
+    is_tombstone,
+    read_mark,
 )
 from jobsync.stores.record_codec import MAX_FORMAT, encode_entries
 
@@ -123,6 +125,18 @@ def test_a_batch_must_have_the_size_in_its_name(body: bytes) -> None:
     """Fewer or more entries, or something else, is corrupt."""
     with pytest.raises(Corrupt):
         decode_batch("h", body, 2)
+
+
+@pytest.mark.parametrize("mark", range(MAX_MARK + 1))
+@pytest.mark.parametrize("length", [1, 230, 250, 251, 1000])
+def test_a_listing_shows_the_mark_by_the_size(mark: int, length: int) -> None:
+    """Of every live record that has one; a tombstone has none, whatever its size."""
+    text = encode("x" * length).decode()
+    body = encode_object(record("x" * length, TRAIL, 1, 0, 1), text, mark)
+    assert not is_tombstone(len(body))
+    assert not mark or read_mark(len(body)) == mark
+    assert decode_object("a/b", body, "v").value == "x" * length
+    assert {read_mark(size) for size in range(LIVE_SIZE)} == {0}
 
 
 def test_no_folder_has_two_levels() -> None:

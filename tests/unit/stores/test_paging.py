@@ -49,6 +49,8 @@ async def test_pages_begin_after_a_key_and_are_filtered() -> None:
     store, _ = await _fill(9)
     pages = scan_pages(store, "paged/", after="paged/2", where={"n": {"$ne": 5}}, size=2)
     assert [record.value["n"] async for page in pages for record in page] == [3, 4, 6, 7, 8]
+    heads = head_pages(store, "paged/", after="paged/2", size=4, limit=5)
+    assert [head.key[-1] async for page in heads for head in page] == list("34567")
 
 
 async def test_everything_below_a_prefix_is_dropped() -> None:
@@ -56,7 +58,18 @@ async def test_everything_below_a_prefix_is_dropped() -> None:
     store, _ = await _fill(9)
     await store.create("other/1", {})
     assert await drop_all(store, "paged/") == 9
+    assert await drop_all(store, "paged/") == 0
     assert [head.key for head in await store.heads("other/")] == ["other/1"]
+
+
+async def test_everything_is_dropped_and_counted_also_beyond_a_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page is what one request lists."""
+    monkeypatch.setattr("jobsync.stores.paging.PAGE_SIZE", 4)
+    store, _ = await _fill(9)
+    assert await drop_all(store, "paged/") == 9
+    assert await store.heads("paged/") == []
 
 
 def test_a_sequence_is_split() -> None:
