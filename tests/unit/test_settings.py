@@ -116,6 +116,14 @@ def test_a_required_setting_says_how_to_give_it() -> None:
     with pytest.raises(Invalid) as caught:
         resolve(Needy, {}, Sources(), section="x")
     assert caught.value.fix == "pass it, or set JOBSYNC_X_NAME"
+    files = [("jobsync.toml", {"x": {"name": "a"}}), ("pyproject.toml", {"x": {"name": "b"}})]
+    for given, sources in (
+        ({"name": "c"}, Sources()),
+        ({}, from_environ(JOBSYNC_X_NAME="d")),
+        ({}, Sources({}, (*files,))),
+        ({}, Sources({}, (files[1],))),
+    ):
+        assert resolve(Needy, given, sources, section="x").value.name in "abcd"
 
 
 # Values

@@ -29,7 +29,10 @@ values = st.one_of(scalars, st.none(), st.lists(scalars, max_size=2), st.just({"
 stored = values.filter(lambda value: "\0" not in repr(value) and "x00" not in repr(value))
 """Without NUL, which filters refuse."""
 
-SAMPLES = [0, -0.0, 1, 1.0, True, False, "1", "true", "", "é" * 40, " " * 70, '"', "\\", "\0", "x!"]
+SAMPLES = [
+    *(0, -0.0, 1, 1.0, True, False, "1", "true", "", "é" * 40, " " * 70, '"', "\\", "\0", "x!"),
+    *(2**31, 2.0**31, 2**31 + 0.5, 2**53, 2.0**53, -(2**53), -(2.0**53), 10**15, 1e15),
+]
 
 
 @given(a=scalars, b=scalars)
@@ -217,8 +220,26 @@ def test_fields_may_be_written_in_several_ways() -> None:
     expected = (PartitionField("x"),)
     for rule in ("x", ["x"], ("x",), {"fields": ["x"]}, {"fields": "x"}, {"fields": {"x": "url"}}):
         assert parse_partitions({"a": rule}, None) == (Partition("a", expected),)
-    assert parse_partitions({"a": "_created_at"}, None)[0].fields[0].name == "_created_at"
+    for stamp in ("_created_at", "_updated_at"):
+        assert parse_partitions({"a": stamp}, None)[0].fields[0].name == stamp
     assert parse_partitions({}, ["x"]) == ()
+
+
+def test_rules_up_to_the_limits_are_accepted() -> None:
+    """So many partitions, so many fields in each, and names and cuts so long."""
+    fields = [f"f{i}" for i in range(8)]
+    rules = parse_partitions({f"{'n' * 48}{i:02d}": fields for i in range(20)}, None)
+    assert [len(rule.fields) for rule in rules] == [8] * 20
+    for kind, length in {
+        "date": 10,
+        "string|maxlength:1": 1,
+        "string|maxlength:9999": 9999,
+        **dict.fromkeys(
+            ["string", "number", "integer", "boolean", "email", "url", "uuid", "datetime"]
+        ),
+    }.items():
+        (rule,) = parse_partitions({"a": {"fields": {"x": kind}}}, None)
+        assert rule.fields == (PartitionField("x", length),)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jobsync import Invalid, QueuePlugin
-from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.arguments import check_count, check_resource_name, check_seconds
 from jobsync.queue.arguments import check_cursor, check_ids, check_state
 from jobsync.queue.settings import translate
 
@@ -42,6 +42,23 @@ def test_a_number_may_have_an_upper_limit() -> None:
         check_count("limit", 0, least=1)
     with pytest.raises(Invalid, match=r"limit must be 1 to 1,000 \(got 1001\)"):
         check_count("limit", 1001, least=1, most=1000)
+
+
+@pytest.mark.parametrize("name", ["a", "Z", "a1", "a_-", "a" * 100])
+def test_names_of_resources_are_short_and_plain(name: str) -> None:
+    """What is returned is a plain text, whatever the type that was passed."""
+    for given in (name, type("Derived", (str,), {})(name)):
+        found = check_resource_name("resource", given)
+        assert (type(found), found) == (str, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a" * 101, "1a", "_a", "-a", "a b", "a/b", "é", "a\n", 5, None]
+)
+def test_other_names_of_resources_are_refused(name: Any) -> None:
+    """The error has the rule."""
+    with pytest.raises(Invalid, match=r"resource must be a valid resource name.*up to 99"):
+        check_resource_name("resource", name)
 
 
 def test_a_mistyped_state_is_recognised() -> None:
