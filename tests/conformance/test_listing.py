@@ -290,6 +290,39 @@ async def test_filters_match_like_the_reference(
     assert [entry.value for entry in await store.read(prefix[:-1], where=where)] == expected
 
 
+SAMPLES: list[Any] = [
+    *(None, True, False, 0, 1, -1, -2.5, 1e22, 5e-324, "", "1", "a", "é", "\uffff", "😀"),
+    *([], [1], ["a"], {}, {"b": 1}, {"b": None}),
+]
+OPERANDS: list[Any] = [
+    *({op: value} for op in ("$eq", "$ne") for value in SAMPLES),
+    *({"$in": values} for values in ([], [None], [1, "a"], [[], {}], [True, 0])),
+    *({"$exists": value} for value in (True, False)),
+    *(
+        {op: value}
+        for op in ("$lt", "$lte", "$gt", "$gte")
+        for value in SAMPLES
+        if isinstance(value, int | float | str) and not isinstance(value, bool)
+    ),
+]
+
+
+async def test_every_condition_and_its_negation_match_like_the_reference(store: Store) -> None:
+    """Of each operator with each type of value, on a field that has each type or is missing."""
+    found: list[Any] = [{}, {"b": 1}, *({"a": value} for value in SAMPLES)]
+    await store.write([Put(f"every/{i:03d}", document) for i, document in enumerate(found)])
+    # A bucket does not filter; each listing costs it a request for each record.
+    for operand in OPERANDS[:: 50 if store.is_billed else 1]:
+        for where in (
+            {"a": operand},
+            {"a": {"$not": operand}},
+            {"$not": {"$or": [{"a": operand}]}},
+        ):
+            expected = [document for document in found if matches(parse(where), document)]
+            shown = [record.value for record in await store.scan("every/", where=where)]
+            assert shown == expected, where
+
+
 @pytest.mark.parametrize("base", BASES)
 async def test_numbers_that_are_almost_equal_are_told_apart(store: Store, base: float) -> None:
     """Whatever their size, in every order, and under negations."""

@@ -117,13 +117,13 @@ def test_a_required_setting_says_how_to_give_it() -> None:
         resolve(Needy, {}, Sources(), section="x")
     assert caught.value.fix == "pass it, or set JOBSYNC_X_NAME"
     files = [("jobsync.toml", {"x": {"name": "a"}}), ("pyproject.toml", {"x": {"name": "b"}})]
-    for given, sources in (
+    for code, sources in (
         ({"name": "c"}, Sources()),
         ({}, from_environ(JOBSYNC_X_NAME="d")),
         ({}, Sources({}, (*files,))),
         ({}, Sources({}, (files[1],))),
     ):
-        assert resolve(Needy, given, sources, section="x").value.name in "abcd"
+        assert resolve(Needy, code, sources, section="x").value.name in "abcd"
 
 
 # Values

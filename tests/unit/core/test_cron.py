@@ -172,6 +172,8 @@ def test_a_wrong_schedule_is_refused(text: str, problem: str, fix: str) -> None:
         ("PST", "use a name such as UTC or Europe/Berlin"),
         ("CEST", "use a name such as UTC or Europe/Berlin"),
         ("UTC+2", "use a name such as UTC or Europe/Berlin"),
+        ("Etc/GMT+20", "use a name such as UTC or Europe/Berlin"),
+        ("GMT+15", "use a name such as UTC or Europe/Berlin"),
         ("localtime", "use a name such as UTC or Europe/Berlin"),
         ("Europe", "use a name such as UTC or Europe/Berlin"),
         ("../etc/passwd", "use a name such as UTC or Europe/Berlin"),

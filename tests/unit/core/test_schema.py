@@ -1,6 +1,7 @@
 """Schemas are parsed, and checks list all problems of a record at once."""
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -141,8 +142,8 @@ def test_a_rendered_schema_parses_to_the_same_fields(described: Any) -> None:
     ("kind", "good", "bad"),
     [
         ("string", ["", "a"], [1, True, [], {}]),
-        ("number", [0, -1.5], ["1", True]),
-        ("integer", [0, -1], [1.0, True, "1"]),
+        ("number", [0, -1.5, Decimal("0.5")], ["1", True, [1]]),
+        ("integer", [0, -1], [1.0, True, "1", Decimal(1)]),
         ("boolean", [True, False], [0, "true"]),
         ("json", [0, "a", [], {}], []),
         ("array", [[], (1,)], ["a", {}]),
