@@ -294,9 +294,10 @@ SAMPLES: list[Any] = [
     *(None, True, False, 0, 1, -1, -2.5, 1e22, 5e-324, "", "1", "a", "é", "\uffff", "😀"),
     *([], [1], ["a"], {}, {"b": 1}, {"b": None}),
 ]
+CHOICES: list[list[Any]] = [[], [None], [1, "a"], [[], {}], [True, 0]]
 OPERANDS: list[Any] = [
     *({op: value} for op in ("$eq", "$ne") for value in SAMPLES),
-    *({"$in": values} for values in ([], [None], [1, "a"], [[], {}], [True, 0])),
+    *({"$in": choices} for choices in CHOICES),
     *({"$exists": value} for value in (True, False)),
     *(
         {op: value}

@@ -14,6 +14,7 @@ from jobsync import (
     Components,
     Conflict,
     Conflicted,
+    Delete,
     Fenced,
     Invalid,
     NewerFormat,
@@ -375,9 +376,13 @@ async def test_one_record_is_not_changed_twice_in_a_batch(store: Store) -> None:
 async def test_a_nonce_is_used_once(store: Store) -> None:
     """A write with the nonce of an earlier one is refused: they could not be told apart."""
     made = await store.create("n", 1)
-    with pytest.raises(Invalid, match="must not be that of an earlier write"):
-        await store.write([Put("n", 2, made, nonce=made.nonce)])
-    assert await store.get("n") == made
+    last = await store.put(await store.put(made, 2), 3)
+    for nonce in last.trail.split(" "):
+        for change in (Put("n", 4, last, nonce=nonce), Delete(last, nonce=nonce)):
+            with pytest.raises(Invalid, match="must not be that of an earlier write"):
+                await store.write([change])
+    assert made.nonce in last.trail
+    assert await store.get("n") == last
 
 
 @pytest.mark.parametrize("older_than", [float("inf"), float("nan"), 1e300])

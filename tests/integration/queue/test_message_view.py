@@ -123,7 +123,7 @@ async def test_the_view_shows_what_the_library_shows(
         await backend.push([new(f"{queue}-ranked", size, task, priority=3)])
         await backend.push([new(f"{queue}-{n}", size, task, group="g") for n in ("head", "next")])
     found = {name: read_row(row) for name, row in list_in_view(location).items()}
-    shown = {}
+    shown: dict[str, MessageInfo] = {}
     for backend in backends.values():
         infos = await list_all(backend)
         assert {info.state for info in infos.values()} == set(get_args(MessageState))

@@ -1,15 +1,18 @@
-"""One connection to PostgreSQL: how it replaces psycopg's waiting."""
+"""One connection to PostgreSQL: how it replaces psycopg's waiting; and connections of users."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from servers import PostgresServer
 
-from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync import Misconfigured
+from jobsync.core.urls import PostgresUrl, parse_url
+from jobsync.stores.postgres.connection import PostgresConnection, connect_user
 from jobsync.stores.sql import Steps
 
 LONG = 60.0
@@ -21,6 +24,13 @@ async def connection(postgres: PostgresServer) -> AsyncIterator[PostgresConnecti
     connection = await PostgresConnection.connect(postgres.url, autocommit=True)
     yield connection
     await connection.close()
+
+
+def read_url(text: str) -> PostgresUrl:
+    """Return the URL of a database."""
+    url = parse_url(text)
+    assert isinstance(url, PostgresUrl)
+    return url
 
 
 def end_session(postgres: PostgresServer, connection: PostgresConnection) -> None:
@@ -234,3 +244,51 @@ async def test_rows_are_released(connection: PostgresConnection) -> None:
     rows = await connection.run("SELECT generate_series(1, 1000)", ())
     assert len(rows) == 1000
     assert connection._cursor is None
+
+
+def test_a_users_connection_finds_the_views_and_its_own_tables(postgres: PostgresServer) -> None:
+    """The schema of the URL comes first, the path that the role has stays; times are in a zone."""
+    url = read_url(f"{postgres.url}?schema=apart&options=-csearch_path%3Dmine%2Cpublic")
+    with connect_user(url, "Asia/Tokyo") as connection:
+        shown = [connection.execute(f"SHOW {name}").fetchone() for name in ("search_path", "jit")]
+        assert shown == [("apart, mine,public",), ("off",)]
+        assert connection.execute("SELECT '2026-01-31 12:00Z'::timestamptz::text").fetchone() == (
+            "2026-01-31 21:00:00+09",
+        )
+        assert connection.autocommit
+
+
+@pytest.mark.parametrize(
+    ("query", "timeout", "name"),
+    [
+        ("", "5", "jobsync"),
+        ("?connect_timeout=7", "7", "jobsync"),
+        ("?fallback_application_name=mine", "5", "mine"),
+        ("?connect_timeout=7&fallback_application_name=mine", "7", "mine"),
+        ("?schema=apart&application_name=own", "5", "own"),
+    ],
+)
+def test_a_users_connection_has_the_parameters_of_its_url(
+    postgres: PostgresServer, query: str, timeout: str, name: str
+) -> None:
+    """Those that it does not have get jobsync's own defaults."""
+    with connect_user(read_url(f"{postgres.url}{query}"), "UTC") as connection:
+        assert connection.info.get_parameters()["connect_timeout"] == timeout
+        assert connection.execute("SHOW application_name").fetchone() == (name,)
+
+
+def test_a_users_connection_that_cannot_be_prepared_is_closed(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong zone leaves none behind."""
+    opened: list[psycopg.Connection[Any]] = []
+    connect = psycopg.connect
+
+    def remember(*args: Any, **options: Any) -> psycopg.Connection[Any]:
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(psycopg, "connect", remember)
+    with pytest.raises(Misconfigured, match="timezone is unknown to the server"):
+        connect_user(read_url(postgres.url), "Mars/Base")
+    assert [each.closed for each in opened] == [True]

@@ -340,7 +340,10 @@ def test_a_wider_schema_is_compatible(old: Any, new: Any) -> None:
         ({"a": "number"}, {"a": "integer"}, "hold number, not integer"),
         ({"a": "string"}, {"a": "email"}, "hold string, not email"),
         ({"a": "string"}, {"a": "string|min:1"}, "may be below its min"),
+        ({"a": "number|min:1"}, {"a": "number|min:2"}, "may be below its min"),
+        ({"a": "string"}, {"a": "string|max:5"}, "may be above its max"),
         ({"a": "string|max:5"}, {"a": "string|max:4"}, "may be above its max"),
+        ({"a": "array|items:number"}, {"a": "array|items:integer"}, "may hold other items"),
         ({"a": "string"}, {"a": "enum:x"}, "may hold another choice"),
         ({"a": "enum:x,y"}, {"a": "enum:x"}, "may hold another choice"),
         ({"a": "array"}, {"a": "array|items:string"}, "may hold other items"),
@@ -362,6 +365,13 @@ def test_a_field_that_is_no_longer_mentioned_stays_as_an_optional_one() -> None:
     assert evolve(old, new) == Schema(
         fields=parse({"b": {"d": "number", "c": "number"}, "a": "string"}), strict=True
     )
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_the_new_schema_says_whether_it_is_strict(before: bool, after: bool) -> None:
+    """Whatever the old one said."""
+    assert evolve(Schema(strict=before), Schema(strict=after)) == Schema(strict=after)
 
 
 @given(old=schemas.fields(), new=schemas.fields(), data=st.data())

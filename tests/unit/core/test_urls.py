@@ -332,6 +332,15 @@ def test_object_store_refusals_state_what_to_write(text: str, problem: str, fix:
     assert fix in error.fix
 
 
+@pytest.mark.parametrize("provider", ["s3", "gs", "az"])
+def test_names_of_buckets_have_a_length(provider: str) -> None:
+    """Google's may have dots and 222 characters; each provider knows its own limit."""
+    for name in ("abc", "a" * 63, f"{'a' * 110}.{'b' * 111}"):
+        assert objects(f"{provider}://{name}/p").bucket == name
+    for name in ("ab", "a" * 223):
+        assert "bucket name that providers accept" in refused(f"{provider}://{name}/p").problem
+
+
 def test_a_prefix_leaves_room_for_keys() -> None:
     """A prefix of 300 bytes is accepted, one byte more is refused."""
     longest = f"{'a' * 150}/{'b' * (MAX_PREFIX - 151)}"

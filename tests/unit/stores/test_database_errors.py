@@ -21,7 +21,7 @@ URL = PostgresUrl(
     password=Secret("hush-hush"),
     host="h",
     database="d",
-    params=(("sslpassword", Secret("tls-secret")),),
+    params=(("sslpassword", Secret("tls-secret")), ("oauth_client_secret", Secret("id-secret"))),
 )
 
 
@@ -96,7 +96,8 @@ def postgres_error(state: str | None, severity: str | None = "ERROR") -> psycopg
     class ServerError(base):  # type: ignore[misc, valid-type]
         diag = SimpleNamespace(severity_nonlocalized=severity)
 
-    error: psycopg.Error = ServerError("words with hush-hush and tls-secret\nsecond line")
+    text = "words with hush-hush, tls-secret and id-secret\nsecond line"
+    error: psycopg.Error = ServerError(text)
     return error
 
 
@@ -129,9 +130,9 @@ def test_a_state_of_postgresql_is_an_error_with_the_fix(
     error = statement_error(URL, postgres_error(state))
     assert type(error) is kind
     assert words in str(error)
-    for hidden in ("hush-hush", "tls-secret", "second line"):
+    for hidden in ("hush-hush", "tls-secret", "id-secret", "second line"):
         assert hidden not in str(error)
-    assert first_line(URL, postgres_error(state)) == "words with *** and ***"
+    assert first_line(URL, postgres_error(state)) == "words with ***, *** and ***"
 
 
 @pytest.mark.parametrize(
