@@ -627,6 +627,8 @@ def test_an_event_is_logged_as_fields(events: Events, caplog: pytest.LogCaptureF
     events.emit(ELECTED)
     assert _lines(caplog) == ["test:coord:elected worker_id=w-1 epoch=41"]
     assert caplog.records[0].levelno == logging.INFO
+    # Handlers that want its fields get the event itself.
+    assert vars(caplog.records[0])["fact"] is ELECTED
 
 
 def test_a_quiet_event_is_logged_only_on_demand(

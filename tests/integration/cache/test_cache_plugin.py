@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -233,9 +233,25 @@ async def test_a_cache_that_is_added_during_a_write_keeps_nothing_until_its_end(
         assert cache.stats().size == 1
 
 
-async def test_only_the_named_resources_are_cached() -> None:
+@pytest.mark.parametrize(
+    ("resources", "cached"),
+    [
+        (None, 2),
+        (["tasks"], 1),
+        (("tasks", "users"), 2),
+        ({"users"}, 1),
+        ((name for name in ["users", "users"]), 1),
+        (["task"], 0),
+        # None of them, and not all as without the option.
+        ([], 0),
+        ((), 0),
+    ],
+)
+async def test_only_the_named_resources_are_cached(
+    resources: Iterable[str] | None, cached: int
+) -> None:
     """The others are read each time, and not counted."""
-    cache = CachePlugin(resources=["tasks"])
+    cache = CachePlugin(resources=resources)
     async with Database(connection=MemoryStore(), plugins=[cache]) as database:
         for name in ("tasks", "users"):
             resource = await database.create_resource(name, {})
@@ -243,7 +259,7 @@ async def test_only_the_named_resources_are_cached() -> None:
             for _ in range(3):
                 await resource.get("a")
                 await resource.count()
-    assert cache.stats() == CacheStats(hits=4, misses=2, size=0, evictions=0)
+    assert cache.stats() == CacheStats(hits=4 * cached, misses=2 * cached, size=0, evictions=0)
 
 
 async def test_storage_and_views_are_never_cached(database: Database, store: GatedStore) -> None:

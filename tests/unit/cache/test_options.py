@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jobsync import CachePlugin, Invalid, Misconfigured
+from jobsync.cache.plugin import CacheSettings
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,19 @@ def test_the_documents_example_is_accepted() -> None:
 def test_a_duration_may_be_a_timedelta() -> None:
     """As for every duration."""
     assert CachePlugin(ttl=timedelta(minutes=5)).settings.ttl == 300.0
+    assert CachePlugin(ttl=timedelta(days=2, milliseconds=500)).settings.ttl == 172_800.5
+
+
+def test_the_defaults_are_those_of_the_reference() -> None:
+    """Another process's write is seen after a minute; a thousand records are kept."""
+    assert CachePlugin().settings == CacheSettings(driver="memory", ttl=60.0, max_size=1000)
+    assert CachePlugin(ttl=None, max_size=None).settings == CacheSettings()
+
+
+def test_the_smallest_and_the_largest_cache_are_accepted() -> None:
+    """One record, and as many as memory has."""
+    for size in (1, 100_000_000):
+        assert CachePlugin(max_size=size).settings.max_size == size
 
 
 @pytest.mark.parametrize(
@@ -35,6 +49,7 @@ def test_a_duration_may_be_a_timedelta() -> None:
         ({"ttl": "60"}, "ttl", "number"),
         ({"max_size": 0}, "max_size", "whole number"),
         ({"max_size": 1.5}, "max_size", "whole number"),
+        ({"max_size": 100_000_001}, "max_size", "whole number"),
         ({"max_sise": 10}, "max_sise", "did you mean max_size"),
         ({"resources": "tasks"}, "resources", "write [...]"),
         ({"resources": [1]}, "resources", "write ['sessions'"),

@@ -154,6 +154,30 @@ class Marked(msgspec.Struct):
     empty: Literal["", "b"]
 
 
+class Bounded(msgspec.Struct):
+    """Bounds of each kind; the schema has no exclusive ones."""
+
+    above: Annotated[int, msgspec.Meta(gt=0)]
+    below: Annotated[int, msgspec.Meta(lt=9)]
+    between: Annotated[float, msgspec.Meta(gt=-1, le=1)]
+    from_to: Annotated[int, msgspec.Meta(ge=1, le=2)]
+    some: Annotated[list[str], msgspec.Meta(min_length=1, max_length=3)]
+    many: Annotated[tuple[int, ...], msgspec.Meta(min_length=2)]
+    short: Annotated[str, msgspec.Meta(max_length=5)]
+
+
+class Loose(msgspec.Struct):
+    """Fields that must be passed, and may be null; choices of several kinds."""
+
+    number: int | None
+    home: Address | None
+    tags: list[str] | None
+    choice: Literal["x", None]  # noqa: PYI061 - another way to say it
+    size: Literal[1, 2, None]  # noqa: PYI061 - likewise
+    mixed: Literal[1, "x"]
+    note: str | None
+
+
 SCHEMAS: list[tuple[type, Any, dict[str, Any]]] = [
     (
         Wide,
@@ -204,6 +228,38 @@ SCHEMAS: list[tuple[type, Any, dict[str, Any]]] = [
         Marked("a ", " a", "a,b", "a|b", ""),
         dict.fromkeys(("last", "first", "comma", "bar", "empty"), "string|required"),
     ),
+    (
+        Bounded,
+        Bounded(1, 8, 1.0, 2, ["a"], (1, 2), "abcde"),
+        {
+            "above": "integer|required|min:0",
+            "below": "integer|required|max:9",
+            "between": "number|required|min:-1|max:1",
+            "from_to": "integer|required|min:1|max:2",
+            "some": "array|required|items:string|min:1|max:3",
+            "many": "array|required|items:integer|min:2",
+            "short": "string|required|max:5",
+        },
+    ),
+    *(
+        (
+            Loose,
+            value,
+            {
+                "number": "integer",
+                "home": {"street": "string|required", "number": "integer"},
+                "tags": "array|items:string",
+                "choice": "string|enum:x",
+                "size": "integer|enum:1,2",
+                "mixed": "json",
+                "note": "string",
+            },
+        )
+        for value in (
+            Loose(None, None, None, None, None, "x", None),
+            Loose(1, Address("here"), ["a"], "x", 2, 1, "b"),
+        )
+    ),
 ]
 
 
@@ -245,6 +301,7 @@ def test_a_type_has_a_schema_that_accepts_its_objects(
         (Order, {"note": b"a"}, r"note would be read back as text \(got b'a'\). Convert it"),
         (Wide, msgspec.structs.replace(WIDE, whatever=b"a"), "has a field that would be read back"),
         (Wide, {"whatever": [dt.date(2027, 1, 1)]}, "whatever would be read back as text"),
+        (Loose, {"note": dt.date(2027, 1, 1)}, "note would be read back as text"),
         (Wide, msgspec.structs.replace(WIDE, limits={1: 2}), "limits has a key that must be `str`"),
         (Wide, msgspec.structs.replace(WIDE, at=OLD), "Wide has the UTC offset 0:53:28, which"),
         (Wide, {"at": OLD}, "Wide has the UTC offset 0:53:28, which would be stored without"),
@@ -258,6 +315,12 @@ def test_what_is_not_of_the_type_is_refused(kind: type[Any], value: Any, reason:
     """The error names the field, its value and the fix."""
     with pytest.raises(Invalid, match=reason):
         RecordType("payload", kind).encode_checked(value)
+
+
+@pytest.mark.parametrize("value", [msgspec.structs.replace(WIDE, id=None), {"id": None}])
+def test_an_id_of_none_is_left_out(value: Any) -> None:
+    """It gets one when it is stored; in a change, the id stays."""
+    assert "id" not in RecordType("type", Wide).encode(value)
 
 
 def test_a_model_that_allows_more_fields_has_them() -> None:

@@ -28,7 +28,10 @@ def test_later_fields_break_ties() -> None:
 def test_a_leading_minus_reverses_the_order() -> None:
     """Only for the field that it precedes."""
     assert parse_sort(["a.b", "-c"]) == (SortKey(("a", "b")), SortKey(("c",), descending=True))
-    assert parse_sort(None) == ()
+    assert parse_sort(("a.b", "-c")) == parse_sort(["a.b", "-c"])
+    # The second minus belongs to the name.
+    assert parse_sort("--a-") == (SortKey(("-a-",), descending=True),)
+    assert parse_sort(None) == parse_sort([]) == parse_sort(()) == ()
 
 
 @pytest.mark.parametrize("sort", ["", "-", "a..b", ["a", 5]])

@@ -39,7 +39,12 @@ async def keep_nested(record: Any, resource: Any) -> Any:
     return keep_odd_later(record, resource)
 
 
-@pytest.mark.parametrize("function", [keep_odd, keep_odd_later, keep_nested])
+def keep_nested_plainly(record: Any, resource: Any) -> Any:
+    """Return something to await, from a thread."""
+    return keep_odd_later(record, resource)
+
+
+@pytest.mark.parametrize("function", [keep_odd, keep_odd_later, keep_nested, keep_nested_plainly])
 async def test_true_deletes_and_false_keeps(function: Any) -> None:
     """A plain function runs on a thread, and there may be more records than slots."""
     verdicts = await ExpiryCallback(function).ask(make_records(35), RESOURCE)
@@ -111,8 +116,8 @@ async def test_an_answer_after_the_loop_was_blocked_for_too_long_does_not_count(
         time.sleep(0.2)  # noqa: ASYNC251 - what the user did
         return True
 
-    (verdict,) = await ExpiryCallback(block, timeout=0.05).ask(make_records(1), RESOURCE)
-    assert verdict == "the callback has not returned after 0.05 s"
+    (verdict,) = await ExpiryCallback(block, timeout=0.15).ask(make_records(1), RESOURCE)
+    assert verdict == "the callback has not returned after 0.15 s"
 
 
 class Blocking:
@@ -160,6 +165,21 @@ async def test_functions_that_never_return_are_not_called_without_limit() -> Non
     await until(lambda: not callback.is_running, "the functions return")
     callback.timeout = 60.0
     assert await callback.ask(make_records(2), RESOURCE) == [True, True]
+
+
+async def test_calls_under_way_take_no_room_from_each_other() -> None:
+    """Each counts once, although it has a task and a thread."""
+    all_asked = threading.Barrier(10)
+
+    def meet(*_: Any) -> bool:
+        all_asked.wait(60)
+        return True
+
+    callback = ExpiryCallback(meet)
+    endless = {asyncio.Future[Any](): f"endless {n}" for n in range(MAX_ENDLESS - 1)}
+    callback._running.update(endless)
+    assert await callback.ask(make_records(10), RESOURCE) == [True] * 10
+    assert callback._running == endless
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobsync.core.expiry import ExpiryOptions
@@ -36,6 +37,11 @@ def test_a_list_of_names_means_the_defaults() -> None:
     plain = ExpiryOptions(resource="sessions", default_ttl=60.0)
     assert plain.on_expire == "hard-delete"
     spellings: list[Any] = [["sessions"], ("sessions",), {"sessions": {}}, {"sessions": None}]
+    spellings += [{"sessions"}, frozenset(["sessions"])]
+    # An option of None is left out.
+    names = ("ttl", "field", "on_expire", "delete_field", "archive_resource")
+    unset = dict.fromkeys((*names, "keep_original_id", "callback"))
+    spellings += [{"sessions": unset}]
     for resources in spellings:
         assert parse(resources, default_ttl=60.0) == {"sessions": plain}
     assert parse(["sessions"])["sessions"].default_ttl is None
@@ -48,15 +54,37 @@ def test_settings_by_name_are_kept() -> None:
             "a": {"ttl": timedelta(minutes=1), "on_expire": "archive", "archive_resource": "b"},
             "b": {"ttl": 604_800_000, "on_expire": "callback", "callback": keep},
             "c": {"field": "at", "on_expire": "soft-delete", "delete_field": "gone"},
+            "d": {
+                "ttl": timedelta(days=30, milliseconds=500),
+                "field": "at",
+                "on_expire": "archive",
+                "archive_resource": "e",
+                "keep_original_id": True,
+            },
+            # It does not tell what it takes.
+            "f": {"on_expire": "callback", "callback": max},
         },
-        TTLSettings(),
+        TTLSettings(default_ttl=5.0),
     )
-    assert parsed["a"].options == ExpiryOptions(
-        resource="a", ttl=60.0, on_expire="archive", archive_resource="b"
-    )
-    assert parsed["b"].options.ttl == 604_800_000
-    assert parsed["b"].callback is keep
-    assert parsed["c"].options.delete_field == "gone"
+    expected = [
+        ExpiryOptions(resource="a", ttl=60.0, on_expire="archive", archive_resource="b"),
+        ExpiryOptions(resource="b", ttl=604_800_000, on_expire="callback"),
+        ExpiryOptions(resource="c", field="at", on_expire="soft-delete", delete_field="gone"),
+        ExpiryOptions(
+            resource="d",
+            ttl=30 * 86_400 + 0.5,
+            field="at",
+            on_expire="archive",
+            archive_resource="e",
+            keep_original_id=True,
+        ),
+        ExpiryOptions(resource="f", on_expire="callback"),
+    ]
+    assert {name: each.options for name, each in parsed.items()} == {
+        each.resource: msgspec.structs.replace(each, default_ttl=5.0) for each in expected
+    }
+    callbacks = {name: each.callback for name, each in parsed.items()}
+    assert callbacks == {"a": None, "b": keep, "c": None, "d": None, "f": max}
 
 
 class Name(str, enum.Enum):  # noqa: UP042 - members of a StrEnum are formatted by their values
@@ -106,9 +134,10 @@ def test_without_resources_a_default_is_needed() -> None:
 )
 def test_resources_of_another_shape_are_refused(resources: object, message: str) -> None:
     """With what to write instead."""
-    with pytest.raises(Invalid) as caught:
-        parse(resources)
-    assert str(caught.value).startswith(message)
+    for settings in ({}, {"default_ttl": 60.0}):
+        with pytest.raises(Invalid) as caught:
+            parse(resources, **settings)
+        assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +206,26 @@ def test_resources_of_another_shape_are_refused(resources: object, message: str)
             {"on_expire": "archive", "archive_resource": "b", "delete_field": "gone"},
             "resources.a.delete_field has no effect on archive (got 'gone').",
         ),
+        *(
+            (
+                {"on_expire": on_expire, "archive_resource": archive, option: value},
+                f"resources.a.{option} has no effect on {on_expire} (got {value!r}). "
+                f"Write on_expire={needed!r}, or leave it out.",
+            )
+            for option, value, needed in (
+                ("delete_field", "gone", "soft-delete"),
+                ("archive_resource", "b", "archive"),
+                ("keep_original_id", False, "archive"),
+                ("callback", 5, "callback"),
+            )
+            for on_expire, archive in (
+                ("hard-delete", None),
+                ("soft-delete", None),
+                ("archive", "b"),
+                ("callback", None),
+            )
+            if on_expire != needed
+        ),
         ({"on_expire": "callback"}, "resources.a.callback is missing (got None)."),
         (
             {"on_expire": "callback", "callback": "keep"},
@@ -240,8 +289,11 @@ def test_archives_may_be_archived() -> None:
     ("settings", "message"),
     [
         ({"default_ttl": -1.0}, "default_ttl must be more than 0 to 1,000,000 days"),
+        ({"default_ttl": 0.0}, "default_ttl must be more than 0 to 1,000,000 days"),
+        ({"default_ttl": 86_400_000_001.0}, "default_ttl must be more than 0 to 1,000,000 days"),
         ({"default_ttl": math.nan}, "default_ttl must be more than 0 to 1,000,000 days"),
         ({"cleanup_interval": 0.0}, "cleanup_interval must be more than 0 to 366 days"),
+        ({"cleanup_interval": 31_622_401.0}, "cleanup_interval must be more than 0 to 366 days"),
         ({"batch_size": 0}, "batch_size must be 1 to 10,000"),
         ({"batch_size": 10_001}, "batch_size must be 1 to 10,000"),
     ],
@@ -251,3 +303,17 @@ def test_wrong_options_of_the_plugin_are_refused(settings: dict[str, Any], messa
     with pytest.raises(Invalid) as caught:
         TTLSettings(**settings)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"default_ttl": 86_400_000_000.0, "cleanup_interval": 31_622_400.0, "batch_size": 10_000},
+        {"default_ttl": 0.001, "cleanup_interval": 0.001, "batch_size": 1},
+    ],
+)
+def test_the_least_and_the_most_of_an_option_are_accepted(settings: dict[str, Any]) -> None:
+    """What is left out is as in the reference."""
+    defaults = {"default_ttl": None, "cleanup_interval": 60.0, "batch_size": 100}
+    assert msgspec.structs.asdict(TTLSettings(**settings)) == {**defaults, **settings}
