@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any, cast
 
 import pytest
 
@@ -73,3 +74,74 @@ def test_a_call_after_the_end_fails_at_once_whether_or_not_the_loop_is_closed(
         assert not thread.is_alive()
     assert (len(errors), begun) == (3, [])
     loop.close()
+
+
+class BadEndError(Exception):
+    """What a coroutine raises when it is closed."""
+
+
+@pytest.mark.parametrize("is_called_late", [False, True])
+def test_a_coroutine_that_fails_at_its_end_keeps_nobody_waiting(*, is_called_late: bool) -> None:
+    """Neither its caller nor those after it."""
+    loop = asyncio.new_event_loop()
+    calls = LoopCalls(loop, lambda: Unavailable("store", "it has ended", "connect again"))
+    calls.open()
+
+    class Work:
+        """A coroutine that never began, and that cannot be closed."""
+
+        def close(self) -> None:
+            raise BadEndError
+
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            calls.call(cast("Any", Work()))
+        except BaseException as error:  # noqa: BLE001 - whatever it is
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+    if is_called_late:
+        calls.end()
+    for thread in threads:
+        thread.start()
+    while not is_called_late and len(calls._queued) < 2:
+        threads[0].join(0.001)
+    calls.end()
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert [type(error) for error in errors] == [Unavailable, Unavailable]
+    loop.close()
+
+
+def test_nothing_is_left_of_calls_that_have_ended() -> None:
+    """Whatever became of them; blocking calls one after the other share one pipe."""
+    background = Background("test", lambda: Unavailable("store", "it has ended", "connect again"))
+
+    async def work(error: BaseException | None) -> int:
+        if error is not None:
+            raise error
+        return 5
+
+    try:
+        for _ in range(3):
+            assert background.call(work(None)) == 5
+            with pytest.raises(ValueError, match="no"):
+                background.call(work(ValueError("no")))
+            with pytest.raises(Unavailable):
+                background.call(work(asyncio.CancelledError()))
+        # The last one is forgotten by the loop, a moment after its caller is woken.
+        background.call(work(None))
+        assert len(background._calls._running) <= 1
+        assert len(background._calls._idle_pipes) == 1
+        assert not background._calls._queued
+    finally:
+        background.stop()
+    late = work(None)
+    with pytest.raises(Unavailable):
+        background.call(late)
+    # It was closed: it can neither be awaited, nor is it reported as never awaited.
+    with pytest.raises(RuntimeError, match=r"already awaited|cannot reuse"):
+        late.send(None)

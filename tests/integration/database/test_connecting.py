@@ -16,12 +16,15 @@ from jobsync import (
     Event,
     Invalid,
     Misconfigured,
+    Plugin,
     Put,
     QueuePlugin,
     SchedulerPlugin,
     TTLPlugin,
     Unavailable,
 )
+from jobsync.database.connection import DatabaseConnected, DatabaseDisconnected
+from jobsync.database.plugin import PluginStarted, PluginStopped
 from jobsync.database.supervisor import DatabaseFailed
 from jobsync.stores.memory import MemoryStore
 
@@ -159,6 +162,68 @@ async def test_a_connect_that_fails_leaves_nothing_behind(
     store.answers = True
     async with database:
         assert await database.list_resources() == []
+
+
+async def test_a_connect_that_is_cancelled_leaves_nothing_behind(
+    components: Components, emitted: list[Event]
+) -> None:
+    """Wherever it was, it can be retried."""
+    waits, closed = asyncio.Event(), list[str]()
+
+    class StuckStore(MemoryStore):
+        async def scan(self, *arguments: Any, **options: Any) -> Any:
+            if not waits.is_set():
+                waits.set()
+                await asyncio.Event().wait()
+            return await super().scan(*arguments, **options)
+
+        async def close(self) -> None:
+            closed.append("store")
+            await super().close()
+
+    class SlowPlugin(Plugin):
+        async def on_stop(self) -> None:
+            closed.append("plugin")
+
+    store = StuckStore()
+    database = Database(connection=store, components=components, plugins=[SlowPlugin()])
+    before = asyncio.all_tasks()
+    connecting = asyncio.create_task(database.connect())
+    await waits.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert asyncio.all_tasks() == before
+    assert (database.is_connected, emitted, closed) == (False, [], [])
+    async with database:
+        assert await database.list_resources() == []
+    assert closed == ["plugin"]
+
+
+async def test_a_database_is_connected_when_its_plugins_have_started() -> None:
+    """And until they have stopped: so says the event, with the name of the store."""
+
+    class WatchingPlugin(Plugin):
+        async def on_start(self) -> None:
+            emitted.append("on_start")
+
+        async def on_stop(self) -> None:
+            emitted.append("on_stop")
+
+    database = Database("memory://told", plugins=[WatchingPlugin()])
+    emitted: list[Event | str] = []
+    database.on("db:*", emitted.append)
+    async with database:
+        pass
+    expected = [
+        "on_start",
+        PluginStarted(plugin="watching"),
+        DatabaseConnected(store="memory://told"),
+        "on_stop",
+        PluginStopped(plugin="watching"),
+        DatabaseDisconnected(store="memory://told"),
+    ]
+    assert emitted == expected
 
 
 async def test_events_reach_coroutines(components: Components) -> None:

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import servers
+from chance import FakeClock, SeededRandomness
 
 import jobsync
 from jobsync import (
     CachePlugin,
+    Components,
     CoordinatorPlugin,
     Database,
+    Event,
+    Events,
     Invalid,
     Misconfigured,
     QueuePlugin,
@@ -50,6 +54,21 @@ async def test_a_producer_enqueues_what_workers_handle(locate: servers.Locate, k
         assert handled == [1]
         assert not queue.is_running
         assert database.unready() == []
+
+
+async def test_a_producer_has_what_it_was_given(clock: FakeClock) -> None:
+    """The url, the plugins, and the time and events of its components."""
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    told: list[Event] = []
+    components.events.on("db:connected", told.append)
+    queue = QueuePlugin(resource="tasks")
+    database = jobsync.producer("memory://given", plugins=[queue], components=components)
+    assert (database.components, database.works) == (components, False)
+    assert {name: database.plugins[name] for name in database.plugins} == {queue.name: queue}
+    async with database:
+        notes = await database.create_resource("notes")
+        assert (await notes.insert({}))["_created_at"] == round(clock.wall_seconds, 3)
+    assert [event["store"] for event in told] == ["memory://given"]
 
 
 async def test_an_idle_producer_does_nothing(tmp_path: Path) -> None:

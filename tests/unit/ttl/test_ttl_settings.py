@@ -209,8 +209,10 @@ def test_resources_of_another_shape_are_refused(resources: object, message: str)
         *(
             (
                 {"on_expire": on_expire, "archive_resource": archive, option: value},
-                f"resources.a.{option} has no effect on {on_expire} (got {value!r}). "
-                f"Write on_expire={needed!r}, or leave it out.",
+                (
+                    f"resources.a.{option} has no effect on {on_expire} (got {value!r}). "
+                    f"Write on_expire={needed!r}, or leave it out."
+                ),
             )
             for option, value, needed in (
                 ("delete_field", "gone", "soft-delete"),
