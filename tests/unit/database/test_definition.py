@@ -2,12 +2,17 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
+from jobsync import Invalid, Record
+from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
-from jobsync.core.partitions import Partition, PartitionField
-from jobsync.database.definition import Definition, Rule
+from jobsync.core.partitions import MAX_PARTITIONS, Partition, PartitionField
+from jobsync.core.schema import Schema
+from jobsync.database.definition import KNOWN_FORMAT, Definition, IndexState, Rule
 
 
 def partition(name: str, field: str) -> Partition:
@@ -211,3 +216,100 @@ def test_a_former_index_is_abandoned_only_as_it_was_seen(
     assert (seen.key in after.abandoned) is is_abandoned
     assert (seen.key in [index.key for index in after.kept_indexes]) is not is_abandoned
     assert after.find_index("partition", "by") == story.definition.find_index("partition", "by")
+
+
+def store(definition: Definition, before: Record | None = None) -> Record:
+    """Return the record of a definition."""
+    value = msgspec.json.decode(msgspec.json.encode(definition.write(before)))
+    return Record("resource/r", value, "v", 1, 0, definition.format, "")
+
+
+PLAIN = Definition("r", Schema(fields=parse({"n": "number"}), strict=True))
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize(
+    "story",
+    [
+        [],
+        ["a"],
+        ["a", "settle", "short"],
+        # Retired once, retired twice, and abandoned.
+        ["a", "b"],
+        ["a", "b", "a", "b", "archived"],
+        ["a", "b", "abandon", "c"],
+    ],
+)
+def test_a_definition_is_read_as_it_was_written(story: Sequence[str], *, is_declared: bool) -> None:
+    """With every part of it, by this code; newer code's fields stay."""
+    written = Story()
+    written.definition = msgspec.structs.replace(PLAIN, is_declared=is_declared)
+    for name in story:
+        if name == "settle":
+            written.settle()
+        elif name == "abandon":
+            for index in written.definition.retired:
+                written.definition = written.definition.abandon_index(index)
+        else:
+            written.set(name)
+    definition = written.definition
+    assert definition.format == (KNOWN_FORMAT if story else 1)
+    record = store(definition)
+    assert Definition.read(record) == definition
+    newer = msgspec.structs.replace(record, value={**record.value, "color": "red"})
+    assert definition.write(newer) == {**definition.write(None), "color": "red"}
+    # Of newer code it tells what records look like, and no more.
+    unknown = msgspec.structs.replace(record, format=KNOWN_FORMAT + 1)
+    assert Definition.read(unknown) == msgspec.structs.replace(
+        Definition("r", definition.schema, is_declared=is_declared), format=KNOWN_FORMAT + 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "strict", "expected_fields", "expected_strict"),
+    [
+        (None, None, {"n": "number"}, True),
+        (None, False, {"n": "number"}, False),
+        (None, True, {"n": "number"}, True),
+        ({"n": "number", "m": "string"}, None, {"n": "number", "m": "string"}, True),
+        ({"n": "number", "m": "string"}, False, {"n": "number", "m": "string"}, False),
+    ],
+)
+def test_what_is_not_said_stays_as_it_is(
+    fields: Any, strict: bool | None, expected_fields: Any, expected_strict: bool
+) -> None:
+    """Of a definition that is defined again."""
+    parsed = None if fields is None else parse(fields)
+    evolved = PLAIN.evolve(parsed, strict=strict, has_records=True)
+    expected = Schema(fields=parse(expected_fields), strict=expected_strict)
+    assert evolved == Definition("r", expected)
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize("has_records", [False, True])
+def test_records_that_are_there_must_still_pass(*, is_declared: bool, has_records: bool) -> None:
+    """Only what nobody has described, and what has no records, may be described in any way."""
+    before = Definition("r", is_declared=is_declared)
+    fields = parse({"n": "number|required"})
+    if is_declared or has_records:
+        with pytest.raises(Invalid, match="would refuse existing records"):
+            before.evolve(fields, strict=None, has_records=has_records)
+    else:
+        after = before.evolve(fields, strict=None, has_records=has_records)
+        assert after == Definition("r", Schema(fields=fields))
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_a_resource_with_too_many_partitions_can_be_defined_again(more: int) -> None:
+    """Code with another limit may have made them; only more of them are refused."""
+    count = MAX_PARTITIONS + more
+    rules = [partition(f"p{n}", "a") for n in range(count)]
+    indexes = tuple(IndexState(rule.name, rule, is_ready=True) for rule in rules)
+    definition = Definition("r", indexes=indexes)
+    after = definition.add_indexes(
+        [rules[0], partition("p1", "b"), RULES["short"]], lambda: "y", is_new=False
+    )
+    assert len(after.indexes) == count + 1
+    with pytest.raises(Invalid) as caught:
+        definition.add_indexes([rules[0], RULES["other"]], lambda: "y", is_new=False)
+    assert (caught.value.field, caught.value.value) == ("partitions of r", count + 1)
