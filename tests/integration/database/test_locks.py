@@ -300,6 +300,29 @@ async def test_a_lock_is_held_by_one_at_a_time() -> None:
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.parametrize("end", ["return", "error", "timeout", "cancellation", "wrong timeout"])
+async def test_the_session_ends_with_the_last_lock_however_it_ends(end: str) -> None:
+    """Also if the lock was never taken; then the next one opens another session."""
+    name = f"memory://ends-{end.replace(' ', '-')}"
+    async with Database(name) as other, Database(name) as db:
+        storage = db.open_storage("test")
+
+        async def use() -> None:
+            timeout: Any = {"timeout": 0, "wrong timeout": "1"}.get(end)
+            async with storage.lock("door", timeout=timeout):
+                if end == "error":
+                    raise KeyError(end)
+                if end == "cancellation":
+                    raise asyncio.CancelledError
+
+        async with other.open_storage("test").lock("door" if end == "timeout" else "window"):
+            for _ in range(2):
+                with suppress(KeyError, TimeoutError, asyncio.CancelledError, Invalid):
+                    await use()
+                    assert end == "return"
+                assert (db.shared_session._count, db.shared_session._membership) == (0, None)
+
+
 async def test_each_waiting_caller_watches_the_holder_until_it_ends() -> None:
     """Also after another one has given up: the silence of a dead holder would count anew."""
     key = "lock/test/default/door"
