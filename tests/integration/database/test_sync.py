@@ -428,9 +428,11 @@ class StubDatabase:
         self.fails = fails
         self.withins: list[float | None] = []
 
+    error: BaseException = ValueError("connecting failed")
+
     async def connect(self) -> None:
         if self.fails:
-            raise ValueError("connecting failed")
+            raise self.error
 
     async def disconnect(self, *, within: float | None = None) -> None:
         self.withins.append(within)
@@ -456,14 +458,47 @@ def test_a_disconnect_ends_the_thread_unless_the_database_lives_on(
     background.stop()
 
 
-def test_a_connect_that_fails_leaves_no_thread() -> None:
-    """It can be repeated."""
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_connect_that_fails_leaves_no_thread(kind: type[BaseException]) -> None:
+    """Nor one that is interrupted. It can be repeated."""
     thread, database = INNER._DatabaseThread(), StubDatabase(fails=True)
+    database.error = kind("connecting failed")
     before = threading.active_count()
     for _ in range(2):
-        with pytest.raises(ValueError, match="connecting failed"):
+        with pytest.raises(kind, match="connecting failed"):
             thread.connect(cast("Any", database))
         assert (thread._background, threading.active_count()) == (None, before)
+
+
+def test_a_disconnect_takes_the_time_that_it_is_given() -> None:
+    """Each one; without a time, that of the plugins."""
+    database = StubDatabase(fails=False)
+    face = INNER._Lifecycle.__new__(INNER._Lifecycle)
+    INNER._set_wrapped(face, database)
+    for within in (3.5, None, 0):
+        assert face.connect() is face
+        face.disconnect(within=within)
+    face.connect()
+    face.disconnect()
+    face.disconnect(within=1)
+    assert database.withins == [3.5, None, 0, None]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_an_object_has_one_identity_whoever_asks_for_it(kind: Any) -> None:
+    """Two ways to it are equal, and one key; what is passed on is the object itself."""
+    queue, other = sync.QueuePlugin(resource="tasks"), sync.QueuePlugin(resource="others")
+    database: Any = sync.Database("memory://", plugins=kind([queue, other]), work=False)
+    inner: jobsync.Database = database.wrapped
+    wrapped = [cast("Any", each).wrapped for each in (queue, other)]
+    assert [inner.plugins[name] for name in inner.plugins] == wrapped
+    found = [database.plugins[name] for name in database.plugins]
+    assert found == [queue, other] == [database.plugins.queue, database.plugins["queue-others"]]
+    assert {queue, other, *found} == {queue, other}
+    assert len({*map(hash, [queue, other, *found])}) == 2
+    assert queue not in (other, *wrapped)
+    database.idle_plugins = kind([other])
+    assert [*inner.idle_plugins] == wrapped[1:]
 
 
 def test_at_the_exit_each_database_has_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,16 +169,20 @@ async def test_functions_that_never_return_are_not_called_without_limit() -> Non
 
 async def test_calls_under_way_take_no_room_from_each_other() -> None:
     """Each counts once, although it has a task and a thread."""
-    all_asked = threading.Barrier(10)
+    ten_asked, last_asked = threading.Barrier(10), threading.Event()
 
-    def meet(*_: Any) -> bool:
-        all_asked.wait(60)
-        return True
+    def meet(record: Any, _: Any) -> bool:
+        if record.n == 10:
+            last_asked.set()
+            return True
+        ten_asked.wait(60)
+        # One ends, and makes room for the last one, while the others go on.
+        return record.n == 0 or last_asked.wait(10)
 
     callback = ExpiryCallback(meet)
     endless = {asyncio.Future[Any](): f"endless {n}" for n in range(MAX_ENDLESS - 1)}
     callback._running.update(endless)
-    assert await callback.ask(make_records(10), RESOURCE) == [True] * 10
+    assert await callback.ask(make_records(11), RESOURCE) == [True] * 11
     assert callback._running == endless
 
 
