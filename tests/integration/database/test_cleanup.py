@@ -7,9 +7,20 @@ from typing import Any
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put, Unavailable
+from jobsync import (
+    Components,
+    CoordinatorPlugin,
+    Database,
+    Event,
+    Events,
+    Plugin,
+    Put,
+    Unavailable,
+)
 from jobsync.database import cleanup as cleanup_module
 from jobsync.database.cleanup import LAST_CLEANUPS, DatabaseTidied
+from jobsync.database.index_notes import NOTES, since_key
+from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import Misconfigured
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.memory import MemoryStore
@@ -219,6 +230,11 @@ def test_a_cleanup_that_fails_is_retried_later(error: Exception) -> None:
             await asyncio.sleep(3 * HOUR)
             assert emitted
             assert {event["work"] for event in emitted} == {"cleanup"}
+            if not isinstance(error, Unavailable):
+                # That is not retried before the next cleanup is due.
+                told = WorkPostponed(work="cleanup", error=str(error), pause=HOUR)
+                assert emitted == [told] * len(emitted)
+                assert len(emitted) <= 3
             assert tombstones(store)
             store.error = None
             await asyncio.sleep(4 * HOUR)
@@ -284,3 +300,93 @@ async def test_a_process_that_loses_the_race_cleans_nothing(
                 assert "data/tasks/" in scope.prefixes
                 assert (await database._cleanup._claim(HOUR)).prefixes == []
                 break
+
+
+class EverywherePlugin(Plugin):
+    """Stores records beside its storage."""
+
+    slug = "everywhere"
+
+    @property
+    def prefixes(self) -> Sequence[str]:
+        """Where they are."""
+        return ["here/", "there/"]
+
+
+async def test_a_cleanup_covers_all_that_is_created_and_deleted(clock: FakeClock) -> None:
+    """Definitions, notes, records of resources that are there or dropped, and what plugins have."""
+    components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+    store = MemoryStore(components=components)
+    plugins = [EverywherePlugin()]
+    async with Database(connection=store, components=components, plugins=plugins) as database:
+        await fill(database)
+        expected = [
+            *("resource/", "dropped/", NOTES, "data/old/", "data/tasks/"),
+            *("plugin/sweeper/default/", "plugin/everywhere/default/", "here/", "there/"),
+        ]
+        scope = await database._cleanup._find_scope()
+        assert scope.prefixes == expected
+        assert [each.prefix for each in scope.storages] == expected[5:7]
+        assert [*scope.dropped] == ["data/old/"]
+        for prefix in scope.prefixes:
+            record = await store.create(f"{prefix}a", {})
+            await store.delete(record)
+        await clock.sleep(HOUR + 1)
+        await database.tidy()
+        # That of the value that was swept just now.
+        assert tombstones(store) == ["plugin/sweeper/default/short"]
+        part = scope.limit_to(["here/", "data/old/", "plugin/everywhere/default/"])
+        assert part.prefixes == ["data/old/", "plugin/everywhere/default/", "here/"]
+        assert part.storages == scope.storages[1:]
+        assert part.dropped == scope.dropped
+
+
+@pytest.mark.parametrize(
+    ("formats", "is_removed"),
+    [([], True), ([1], True), ([1, 2], True), ([3], False), ([3, 1], False), ([1, 3], False)],
+)
+async def test_notes_on_indexes_stay_while_newer_code_may_work_on_them(
+    clock: FakeClock, formats: Sequence[int], *, is_removed: bool
+) -> None:
+    """One resource of newer code is enough: it does not tell of which indexes it has notes."""
+    components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+    store = MemoryStore(components=components)
+    for number, found in enumerate(formats):
+        name = f"r{number}"
+        await store.write([Put(f"resource/{name}", {"name": name}, format=found)])
+    note = await store.create(since_key("by_a.x.y"), {})
+    async with Database(connection=store, components=components) as database:
+        for hours in (0.9, 0.2):
+            await clock.sleep(hours * HOUR)
+            assert await store.get(note.key) is not None
+            await database.tidy()
+    assert (await store.get(note.key) is None) is is_removed
+
+
+@pytest.mark.parametrize(("kind", "interval"), [(MemoryStore, HOUR), (Bucket, 24 * HOUR)])
+async def test_processes_that_start_together_clean_at_different_times(
+    kind: type[MemoryStore], interval: float
+) -> None:
+    """The first time at any moment of an interval, then after each one."""
+    pauses: list[float] = []
+
+    class EndError(Exception):
+        """There were enough pauses."""
+
+    class NotingClock(FakeClock):
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                raise EndError
+            await super().sleep(seconds)
+
+    class EarlyRandomness(SeededRandomness):
+        def uniform(self, low: float, high: float) -> float:
+            return low + 0.25 * (high - low)
+
+    components = Components(clock=NotingClock(), randomness=EarlyRandomness(1), events=Events())
+    store = kind(components=components)
+    async with Database(connection=store, components=components) as database:
+        with pytest.raises(EndError):
+            await database._cleanup.run()
+    assert pauses == [0.25 * interval, interval, interval]
