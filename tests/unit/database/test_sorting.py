@@ -1,5 +1,6 @@
 """Sorting documents by their fields."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ def test_values_sort_by_type_and_then_by_value() -> None:
     documents: list[dict[str, Any]] = [{}, *({"v": value} for value in values)]
     shuffled = [*documents[5:11], *documents[:5], *documents[11:]]
     assert sort_documents(shuffled, parse_sort("v")) == documents
+    for low, high in itertools.combinations(documents[:12], 2):
+        for pair in ([low, high], [high, low]):
+            assert sort_documents(pair, parse_sort("v")) == [low, high]
+            assert sort_documents(pair, parse_sort("-v")) == [high, low]
 
 
 def test_later_fields_break_ties() -> None:
