@@ -262,6 +262,24 @@ async def test_only_the_named_resources_are_cached(
     assert cache.stats() == CacheStats(hits=4 * cached, misses=2 * cached, size=0, evictions=0)
 
 
+async def test_a_deletion_of_all_leaves_no_answer() -> None:
+    """Also none about a record that another process has deleted before."""
+    store, plugins = MemoryStore(), [CachePlugin()]
+    async with (
+        Database(connection=store, plugins=plugins) as one,
+        Database(connection=store) as two,
+    ):
+        tasks = await one.create_resource("tasks")
+        await tasks.insert_many([{"id": "a"}, {"id": "b"}])
+        assert await tasks.get("a") is not None
+        assert await tasks.get("b") is not None
+        await two.list_resources()
+        assert await two.resources.tasks.delete("a")
+        assert await tasks.delete_all() == 1
+        assert await tasks.get_many(["a", "b"]) == [None, None]
+        assert [await tasks.count(), await tasks.list_ids(), await tasks.list()] == [0, [], []]
+
+
 async def test_storage_and_views_are_never_cached(database: Database, store: GatedStore) -> None:
     """They decide, or show what other processes do."""
     storage = database.open_storage("sample")

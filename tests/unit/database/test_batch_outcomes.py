@@ -124,6 +124,9 @@ async def test_all_learn_what_a_batch_has_done_before_it_failed(
         with pytest.raises(Incomplete) as raised:
             await cast("Awaitable[object]", work)
         assert (raised.value.written, raised.value.unsent) == (("a", "b"), ("c",))
+        assert (raised.value.conflicts, raised.value.unknown) == ((), ())
+        # Why the rest was not sent.
+        assert isinstance(raised.value.__cause__, Unavailable)
         assert [event["ids"] for event in events] == [("a", "b")]
         told = [each["id"] for each in results] if verb == "insert" else results
         assert told == (["a", "b"] if verb == "insert" else [True, True, False])
