@@ -262,6 +262,22 @@ async def test_coroutines_of_events_between_two_connections_wait_for_the_second(
     assert heard == ["failure 1", "failure 2", "failure 3"]
 
 
+async def test_a_view_is_readable_until_the_end_of_the_connection() -> None:
+    """It is not a resource of the store, so the next connection does not know it."""
+    records = MemoryStore()
+    await records.create("data/view/a", {"id": "a"})
+    database = Database("memory://")
+    for _ in range(2):
+        async with database:
+            assert [*database.resources] == []
+            database.add_view("view", records)
+            assert [*database.resources] == ["view"]
+            assert await database.resources.view.list_ids() == ["a"]
+            assert await database.list_resources() == []
+        assert [*database.resources] == []
+    await records.close()
+
+
 async def test_a_listener_may_disconnect(components: Components) -> None:
     """A listener that stops its own database is not cancelled."""
     database = Database("memory://", components=components)

@@ -1,6 +1,6 @@
 """Records of a type: verbs take and return objects, and the schema is that of the type."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -128,6 +128,28 @@ async def test_nothing_is_written_that_is_not_of_the_type(db: Database) -> None:
         await users.insert(User("bob"))
     assert await users.list_ids() == ["a"]
     assert strip((await users.list())[0]) == User("ann", id="a")
+
+
+@pytest.mark.parametrize(
+    "verb", ["insert", "insert_many", "update", "replace", "upsert", "upsert of a new one"]
+)
+async def test_no_verb_writes_what_only_the_type_refuses(db: Database, verb: str) -> None:
+    """The schema of the resource would accept it."""
+    await (await db.create_resource("users", type=User)).insert(User("ann", id="a"))
+    users = db.resource("users", type=Narrow)
+    wrong: Any = {"name": "x", "tags": None}
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "insert": lambda: users.insert(wrong),
+        "insert_many": lambda: users.insert_many([{"name": "y", "tags": []}, wrong]),
+        "update": lambda: users.update("a", wrong),
+        "replace": lambda: users.replace("a", wrong),
+        "upsert": lambda: users.upsert({"id": "a", **wrong}),
+        "upsert of a new one": lambda: users.upsert({"id": "b", **wrong}),
+    }
+    with pytest.raises(Invalid, match="tags must be"):
+        await calls[verb]()
+    (left,) = await db.resource("users").list()
+    assert (left.id, left.name, left.tags) == ("a", "ann", [])
 
 
 class Narrow(msgspec.Struct):
