@@ -202,17 +202,17 @@ async def test_a_connect_that_is_cancelled_leaves_nothing_behind(
 
 async def test_a_database_is_connected_when_its_plugins_have_started() -> None:
     """And until they have stopped: so says the event, with the name of the store."""
+    heard: list[Event | str] = []
 
     class WatchingPlugin(Plugin):
         async def on_start(self) -> None:
-            emitted.append("on_start")
+            heard.append("on_start")
 
         async def on_stop(self) -> None:
-            emitted.append("on_stop")
+            heard.append("on_stop")
 
     database = Database("memory://told", plugins=[WatchingPlugin()])
-    emitted: list[Event | str] = []
-    database.on("db:*", emitted.append)
+    database.on("db:*", heard.append)
     async with database:
         pass
     expected = [
@@ -223,7 +223,7 @@ async def test_a_database_is_connected_when_its_plugins_have_started() -> None:
         PluginStopped(plugin="watching"),
         DatabaseDisconnected(store="memory://told"),
     ]
-    assert emitted == expected
+    assert heard == expected
 
 
 async def test_events_reach_coroutines(components: Components) -> None:

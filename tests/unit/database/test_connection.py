@@ -191,6 +191,6 @@ def test_only_one_argument_may_name_the_store(given: dict[str, Any]) -> None:
 async def test_an_empty_url_is_not_taken_for_the_default() -> None:
     """Nothing is written to a file that nobody has named."""
     assert StoreTarget(url="").target == ""
-    for given in ({"url": ""}, {"connection_string": ""}, {"connection": ""}):
+    for database in (Database(""), Database(connection_string=""), Database(connection="")):
         with pytest.raises(Invalid, match="url has no scheme"):
-            await Database(**given).connect()
+            await database.connect()

@@ -31,11 +31,11 @@ def test_a_document_has_what_its_readers_see(hidden: dict[str, Any], duplicate: 
         for name, value in SHOWN.items():
             assert name in each
             assert each[name] == each.get(name) == getattr(each, name) == value
-    for name in (ARCHIVING, ENTRIES, "nobody", 5, None):
-        assert name not in document
-        assert document.get(name) is None
+    for key in (ARCHIVING, ENTRIES, "nobody", 5, None):
+        assert key not in document
+        assert document.get(key) is None
         with pytest.raises(KeyError, match="the record has no"):
-            document[name]
+            document[key]
     for name in (ARCHIVING, ENTRIES, "nobody"):
         with pytest.raises(AttributeError, match=f"the record has no '{name}'"):
             getattr(document, name)

@@ -61,7 +61,7 @@ async def test_every_call_goes_to_the_chosen_queue_with_all_options(
     options: dict[str, Any] = {"delay": 5, "priority": 3, "key": "k", "connection": None}
     what = "check" if verb == "check_messages" else "enqueue"
     expected = (what, [{"id": "a", "n": 1}], options)
-    result = {"check": None, "enqueue": "id 0"}[what]
+    result: Any = {"check": None, "enqueue": "id 0"}[what]
     result = [result] if "many" in verb else result
     tasks.add_queue(slow)
     for namespace in (None, "slow"):
