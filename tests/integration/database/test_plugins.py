@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -124,6 +126,64 @@ async def test_a_stopped_plugin_runs_nothing() -> None:
         assert await database.open_storage("ticker", "one").get("ticks") == ticks
     with pytest.raises(Invalid, match="is not connected"):
         await one.start()
+
+
+async def test_the_work_of_a_plugin_goes_on_until_it_has_stopped_it_in_order() -> None:
+    """Only what `on_stop` has left is cancelled then."""
+    log: list[str] = []
+
+    class DrainingPlugin(Plugin):
+        async def on_start(self) -> None:
+            self.may_end, self.has_ended = asyncio.Event(), asyncio.Event()
+            self.run_in_background(self.drain)
+            self.run_in_background(self.go_on)
+            await asyncio.sleep(0)
+
+        async def on_stop(self) -> None:
+            self.may_end.set()
+            await asyncio.wait_for(self.has_ended.wait(), 10)
+            log.append("on_stop")
+
+        async def drain(self) -> None:
+            await self.may_end.wait()
+            log.append("drained")
+            self.has_ended.set()
+
+        async def go_on(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                log.append("cancelled")
+
+    async with Database("memory://") as database:
+        plugin = await database.use_plugin(DrainingPlugin())
+        for _ in range(2):
+            log.clear()
+            await plugin.stop()
+            assert log == ["drained", "on_stop", "cancelled"]
+            await plugin.start()
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 51])
+async def test_names_have_up_to_fifty_characters(length: int) -> None:
+    """Those of kinds of plugins, namespaces, aliases and storages."""
+    name = ("aB-_0" * 11)[:length]
+    database = Database("memory://")
+    accepted: list[str] = []
+    makers: dict[str, Callable[[], object]] = {
+        "slug": lambda: type("AnyPlugin", (Plugin,), {"slug": name}),
+        "namespace": lambda: S3QueuePlugin(namespace=name),
+        "storage": lambda: database.open_storage(name),
+        "namespace of a storage": lambda: database.open_storage("a", name),
+    }
+    for what, make in makers.items():
+        with suppress(Invalid):
+            make()
+            accepted.append(what)
+    with suppress(Invalid):
+        assert (await database.use_plugin(S3QueuePlugin(), alias=name)).name == name
+        accepted.append("alias")
+    assert accepted == ([*makers, "alias"] if 1 <= length <= 50 else [])
 
 
 async def test_plugins_are_named_by_slug_namespace_or_alias() -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Database, Events, Unavailable
+from jobsync import Components, Database, Document, Events, Invalid, Unavailable
+from jobsync.database.backfill import Backfill
 from jobsync.database.registry import list_dropped_indexes
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.decorator import StoreDecorator
@@ -81,3 +83,101 @@ async def test_a_drop_that_fails_has_noted_which_indexes_there_are() -> None:
         assert {name: list_dropped_indexes(note) for name, note in notes.items()} == {
             "things": keys
         }
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("name", ["a", "b.c", "id", "_created_at", "_updated_at"])
+async def test_a_partition_may_be_by_any_field_that_records_have(
+    name: str, *, is_known: bool
+) -> None:
+    """Those that the library adds, too; whether its fields are passed with it or known."""
+    fields = {"a": "string", "b": {"c": "number"}}
+    async with Database("memory://") as database:
+        if is_known:
+            await database.create_resource("things", fields)
+        things = await database.create_resource(
+            "things", None if is_known else fields, partitions={"by": [name]}
+        )
+        assert things.partitions == {"by": (name,)}
+        for wrong in ("d", "_version", "_entries"):
+            with pytest.raises(Invalid, match=wrong):
+                await database.create_resource("things", partitions={"other": [wrong]})
+        assert things.partitions == {"by": (name,)}
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_only_a_process_that_works_completes_indexes(
+    works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that enqueues, reads and writes defines them, and nothing runs in its background."""
+    started: list[str] = []
+    monkeypatch.setattr(Backfill, "start", lambda _, name: started.append(name))
+    store = MemoryStore()
+    async with Database(connection=store) as other:
+        await (await other.create_resource("things")).insert({"id": "x", "a": "y"})
+    async with Database(connection=store, work=works) as database:
+        await database.create_resource("things")
+        assert started == []
+        things = await database.create_resource("things", partitions={"by": ["a"]})
+        assert not things.definition.is_settled
+        await database.drop_partition("things", "by")
+        # Its entries are to be removed.
+        assert things.definition.unsettled_keys
+        assert started == (["things"] * 2 if works else [])
+        monkeypatch.setattr(type(database._registry), "drop", _fail)
+        with pytest.raises(Unavailable):
+            await database.drop_resource("things")
+        assert started == (["things"] * 3 if works else [])
+
+
+async def _fail(*_: object) -> None:
+    raise Unavailable("store", "away")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hooks": {"before_inser": print}},
+        {"hooks": {"before_insert": 5}},
+        {"hooks": []},
+        {"partitions": {"by": ["z"]}},
+        {"partitions": 5},
+        {"type": int, "attributes": None},
+        {"attributes": {}, "type": dict},
+        {"attributes": {"a": "strin"}},
+        {"strict": "yes"},
+    ],
+)
+async def test_a_resource_of_which_one_option_is_wrong_is_not_defined(
+    wrong: dict[str, Any],
+) -> None:
+    """Nothing was written, here or in the store."""
+    store = MemoryStore()
+    async with Database(connection=store) as database:
+        with pytest.raises(Invalid):
+            await database.create_resource("things", **{"attributes": {"a": "string"}, **wrong})
+        assert [*database.resources] == []
+        assert await store.scan("resource/") == []
+
+
+class _Thing(msgspec.Struct):
+    a: str
+
+
+async def test_a_type_and_attributes_are_never_combined() -> None:
+    """Not even with none: that would describe records, too."""
+    async with Database("memory://") as database:
+        create: Any = database.create_resource
+        for attributes in ({}, {"a": "string"}):
+            with pytest.raises(Invalid, match="cannot be combined with type"):
+                await create("things", attributes, type=_Thing)
+        typed = await create("things", type=_Thing)
+        # Who asks without the type gets documents, from the same resource.
+        plain = database.resource("things")
+        assert typed is not plain
+        assert (plain.record_type, typed.events, typed._hooks) == (None, plain.events, plain._hooks)
+        inserted = await typed.insert(_Thing("x"))
+        assert inserted == _Thing("x")
+        (found,) = await plain.list()
+        assert (type(found), found.a) == (Document, "x")
+        assert await database.resource("things", type=_Thing).list() == [_Thing("x")]
