@@ -1,12 +1,16 @@
 """Background work restarts while the store is away; other errors make the database fail."""
 
 import asyncio
+import inspect
+import traceback
 from typing import Any
 
 import pytest
 from chance import FakeClock, SeededRandomness
+from waiting import until
 
 from jobsync import Components, Database, Event, Events, Unavailable
+from jobsync.database.supervisor import DatabaseFailed, Supervisor
 
 
 @pytest.fixture
@@ -202,3 +206,57 @@ async def test_disconnecting_cancels_work_and_waits_for_it(database: Database) -
         await asyncio.sleep(0)
     assert cleaned == [True]
     assert asyncio.all_tasks() == before
+
+
+async def test_the_first_of_several_errors_is_the_cause_each_time(database: Database) -> None:
+    """Those that follow from it are not told; the error stays as it was, however often raised."""
+    failures: list[Event] = []
+    database.on("db:failed", failures.append)
+    has_begun = asyncio.Event()
+
+    async def follow() -> None:
+        try:
+            has_begun.set()
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("it was cancelled")
+
+    async def fail() -> None:
+        await has_begun.wait()
+        raise ValueError("first")
+
+    async with database:
+        follower = database.run_in_background(follow, "follower")
+        failing = database.run_in_background(fail, "failing")
+        await asyncio.wait([follower, failing])
+        await until(lambda: bool(failures), "the database fails")
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(ValueError, match="first") as caught:
+                _ = database.store
+            depths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+        assert len(depths) == 1
+        assert failures == [DatabaseFailed(error="ValueError: first")]
+        assert database.unready() == ["the database has failed: ValueError: first"]
+        await database.disconnect()
+    assert database.unready() == ["the database is not connected"]
+
+
+async def test_a_listener_that_comes_too_late_is_not_begun(components: Components) -> None:
+    """It was called just before the end, from another thread; nobody would wait for it."""
+    supervisor = Supervisor(components)
+    await supervisor.start()
+    begun: list[str] = []
+
+    async def listen(name: str) -> None:
+        begun.append(name)
+
+    supervisor._run_listener(listen("in time"))
+    await supervisor.stop()
+    tasks = asyncio.all_tasks()
+    late = listen("late")
+    supervisor._run_listener(late)
+    await asyncio.sleep(0)
+    assert (begun, asyncio.all_tasks()) == (["in time"], tasks)
+    # It was closed, so that it is not reported as never awaited.
+    assert inspect.getcoroutinestate(late) == inspect.CORO_CLOSED
