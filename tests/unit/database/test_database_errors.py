@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobsync import Database, Invalid, QueuePlugin, sync
+from jobsync import Database, Invalid, Plugin, QueuePlugin, sync
 
 IMPORT = "`from jobsync.sync import Database`, then `with db:`"
 
@@ -36,3 +36,24 @@ def test_plugins_without_their_name_are_refused_with_the_fix(kind: Any) -> None:
     with pytest.raises(Invalid, match=r"must be passed by its name") as caught:
         kind("memory://", "postgresql://me:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("plugins", ["queue", "", 5, None, QueuePlugin("z")])
+def test_plugins_that_are_no_list_are_refused_with_the_fix(plugins: Any) -> None:
+    """Also a text, which is a list of letters."""
+    with pytest.raises(Invalid, match=r"plugins must be a list .*Write plugins=\[QueuePlugin\("):
+        Database("memory://", plugins=plugins)
+
+
+async def test_a_database_that_is_being_disconnected_is_not_ready() -> None:
+    """So nobody sends it any work."""
+    told: list[list[str]] = []
+
+    class LastPlugin(Plugin):
+        async def on_stop(self) -> None:
+            told.append(self.database.unready())
+
+    async with Database("memory://", plugins=[LastPlugin()]) as database:
+        assert database.unready() == []
+    assert told == [["the database is not connected"]]
+    assert database.unready() == ["the database is not connected"]

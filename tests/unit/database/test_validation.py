@@ -154,3 +154,12 @@ def test_all_records_of_a_batch_are_explained() -> None:
     built = validator.build_many([{"a": 1}, {"id": "own", "a": 2}], ["1", "2"], 9.0)
     assert built == [{"id": "1", "a": 1, **times}, {"id": "own", "a": 2, **times}]
     assert validator.check_many([{"a": 1}], ["1"]) == [{"id": "1", "a": 1}]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_bound_may_be_larger_than_any_stored_number(build: str) -> None:
+    """Then it refuses nothing, or everything."""
+    validator = make_validator({"a": f"integer|max:{10**30}", "b": f"integer|min:{10**30}"})
+    assert BUILDS[build](validator, {"a": 5})["a"] == 5
+    with pytest.raises(InvalidRecord, match="must be at least"):
+        BUILDS[build](validator, {"b": 5})
