@@ -382,13 +382,14 @@ class _MovableClock(SystemClock):
     """The machine's clock, which a test can advance. Long sleeps advance it, too.
 
     Args:
-        is_still: whether nothing else does, so that no pause of the machine counts.
+        is_still: whether nothing else does, so that no pause of the machine counts. It starts at a
+            whole second: the sum of that and of a test's steps is exact, whenever it runs.
     """
 
     def __init__(self, *, is_still: bool) -> None:
         self.ahead = 0.0
         self._is_still = is_still
-        self._start = super().wall(), super().mono()
+        self._start = Wall(int(super().wall().seconds)), Mono(int(super().mono().seconds))
 
     def wall(self) -> Wall:
         return (self._start[0] if self._is_still else super().wall()) + self.ahead

@@ -117,7 +117,8 @@ class ListingPlan:
         now, duty = self._clock.mono(), self._tickets.duty
         if self._is_rung:
             return 0.0
-        waits = [self._looked + self._find_longest(duty) - now]
+        # Computed as in `is_whole_due`: rounded in another way, a listing that is due is not whole.
+        waits = [self._find_longest(duty) - (now - self._looked)]
         if self._again is not None:
             waits.append(self._again - now)
         if self.has_claims and duty is not WatchDuty.FOLLOWER:

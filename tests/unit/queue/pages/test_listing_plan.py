@@ -1,5 +1,6 @@
 """When a process lists the pages of a queue, by what it does for the others and what it knows."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -180,6 +181,18 @@ def test_only_a_listing_of_the_whole_lane_counts_as_one(how: Any, is_due: bool) 
     assert is_whole_due_now(plan) is is_due
     clock.mono_seconds += 30
     assert is_whole_due_now(plan)
+
+
+def test_a_listing_that_is_due_after_a_minute_is_one_of_the_whole_lane() -> None:
+    """However the times are rounded. Found: a late page was looked for a minute later."""
+    for number in range(1000):
+        plan, clock = build(COORDINATOR)
+        plan.has_open = True
+        start = 1_000 + number * math.pi
+        clock.mono_seconds = start
+        look(plan)
+        clock.mono_seconds = start + 60
+        assert is_whole_due_now(plan) is plan.is_due(VISIBILITY)
 
 
 @pytest.mark.parametrize("duty", [*WatchDuty])
