@@ -1,13 +1,23 @@
 """Checks of the arguments of a queue: the error names the argument, its value and the fix."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jobsync import Invalid, QueuePlugin
 from jobsync.core.arguments import check_count, check_resource_name, check_seconds
-from jobsync.queue.arguments import check_cursor, check_ids, check_state
-from jobsync.queue.settings import translate
+from jobsync.queue.arguments import (
+    check_cursor,
+    check_finished,
+    check_ids,
+    check_reason,
+    check_settled_once,
+    check_state,
+    check_states,
+)
+from jobsync.queue.limits import NO_LIMITS, QueueLimits
+from jobsync.queue.settings import QueueSettings, translate
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])
@@ -79,6 +89,60 @@ def test_cursors_are_those_of_their_state() -> None:
             check_cursor(state, after)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("state", "last", "beyond"),
+    [
+        ("ready", str(2**63 - 1), str(2**63)),
+        ("claimed", "0", "-1"),
+        ("waiting", "12", "1.5"),
+        ("dead", "1000000000000 01ABC", "1000000000000.5 01ABC"),
+        ("completed", "0 ", "0"),
+        ("cancelled", "1763280000.123456 a b", "1763280000.123456 a\nb"),
+        ("ready", "", 12),
+        ("dead", "", None),
+    ],
+)
+def test_a_cursor_is_one_that_a_message_can_have(state: Any, last: str, beyond: Any) -> None:
+    """A database would fail at others, or take them for the first page."""
+    check_cursor(state, last)
+    with pytest.raises(Invalid, match=f"after must be the cursor of a message that is {state}"):
+        check_cursor(state, beyond)
+
+
+@pytest.mark.parametrize(
+    ("check", "field", "wrong"),
+    [
+        (check_ids, "ids", "id-1"),
+        (check_ids, "ids", 5),
+        (check_ids, "ids", ["id-1", "a\nb"]),
+        (check_ids, "ids", [5]),
+        (check_states, "states", "dead"),
+        (check_states, "states", None),
+        (check_states, "state", ["dead", "gone"]),
+        (check_reason, "reason", 5),
+        (check_reason, "reason", None),
+        (check_reason, "reason", "a\x00b"),
+        (check_reason, "reason", "\ud800"),
+        (check_settled_once, "settlements", ["a", "b", "a"]),
+        (check_finished, "state", "claimed"),
+    ],
+)
+def test_what_is_not_such_an_argument_is_refused(
+    check: Callable[[Any], object], field: str, wrong: Any
+) -> None:
+    """Text is not a list of letters."""
+    with pytest.raises(Invalid) as refused:
+        check(wrong)
+    assert refused.value.field == field
+
+
+def test_arguments_may_be_empty() -> None:
+    """Nothing is asked for then; a reason need not be given."""
+    assert (check_ids([]), check_states([])) == ([], [])
+    check_settled_once([])
+    check_reason("")
+
+
 def test_an_id_occurs_once() -> None:
     """In the order in which they were passed, from any iterable."""
     assert check_ids(name for name in ("b", "a", "b")) == ["b", "a"]  # type: ignore[arg-type]
@@ -103,6 +167,53 @@ def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], message: 
     """When it is created, by their own names."""
     with pytest.raises(Invalid, match=message):
         QueuePlugin(resource="tasks", **options)
+
+
+DAYS = 86_400.0
+LIMITS: list[tuple[str, list[Any], list[Any]]] = [
+    ("concurrency", [1, 1000], [0, -1]),
+    ("prefetch", [None, 0, 1], [-1]),
+    ("visibility_timeout", [0.001, 43_200.0], [0, -1.0, 43_200.5]),
+    ("max_attempts", [1, 1_000_000], [0, 1_000_001]),
+    ("max_retries", [None, 0, 999_999], [-1, 1_000_000]),
+    ("poll_interval", [0.5, 60.0], [0, -1.0]),
+    ("grace", [0.0, 10_000 * DAYS], [-1.0, 10_000 * DAYS + 1]),
+    ("completed_ttl", [0.0, 10_000 * DAYS], [-1.0, 10_000 * DAYS + 1]),
+    ("dead_ttl", [None, 0.0, 10_000 * DAYS], [-1.0, 10_000 * DAYS + 1]),
+    ("max_concurrency", [None, 1], [0, -1]),
+    ("rate_limit", [None, "1/second"], ["0/second", "5", ""]),
+    ("group_concurrency", [1, 7], [0]),
+    ("dispatch_interval", [0.5, 60.0], [0, -1.0]),
+    ("ticket_batch_size", [1, 7], [0]),
+    ("order", ["fifo", "lifo", "priority"], ["newest", ""]),
+]
+
+
+@pytest.mark.parametrize(("option", "fine", "wrong"), LIMITS, ids=[name for name, _, _ in LIMITS])
+def test_an_option_has_its_limits(option: str, fine: list[Any], wrong: list[Any]) -> None:
+    """The first and the last values are accepted, the next ones refused by the option's name."""
+    for value in fine:
+        settings = QueueSettings(**translate({option: value}))
+        if option in settings.__struct_fields__:
+            assert getattr(settings, option) == value
+    for value in wrong:
+        with pytest.raises(Invalid, match=f"^{option} "):
+            QueueSettings(**translate({option: value}))
+
+
+def test_all_options_have_limits() -> None:
+    """But for a switch, and for the burst of a rate."""
+    named = {name for name, _, _ in LIMITS}
+    assert {*QueueSettings.__struct_fields__} - named == {"auto_acknowledge", "rate_burst"}
+
+
+def test_the_limits_of_a_queue_are_those_of_its_options() -> None:
+    """Each of them; and without options there are none."""
+    assert QueueSettings().limits == NO_LIMITS
+    settings = QueueSettings(
+        max_concurrency=7, rate_limit="90/minute", rate_burst=5, group_concurrency=3
+    )
+    assert settings.limits == QueueLimits(max_concurrency=7, rate=1.5, burst=5, group_concurrency=3)
 
 
 @pytest.mark.parametrize(

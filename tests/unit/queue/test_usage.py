@@ -52,13 +52,94 @@ def test_long_handlers_cost_renewals_and_listings() -> None:
     [
         {"workers": 0},
         {"workers": 1.5},
+        {"workers": True},
         {"messages_per_day": -1},
+        {"messages_per_day": 1.1e12},
+        {"messages_per_day": float("nan")},
+        {"messages_per_day": True},
+        {"messages_per_day": "5"},
         {"messages_per_page": 0},
+        {"messages_per_page": -1},
         {"seconds_per_page": -1},
         {"days": 0},
+        {"days": None},
     ],
 )
 def test_impossible_numbers_are_refused(wrong: dict[str, Any]) -> None:
     """With the name of the argument."""
     with pytest.raises(Invalid, match=next(iter(wrong))):
         QUEUE.estimate_usage(**{"workers": 1, "messages_per_day": 1, **wrong})
+
+
+ESTIMATES: list[tuple[int, float, float, dict[str, RequestCounts]]] = [
+    (
+        1,
+        0,
+        0,
+        {
+            "sessions": RequestCounts(puts=3_168, gets=1_065.6, lists=3_024),
+            "bell": RequestCounts(gets=86_400 / 4.75),
+            "looking": RequestCounts(lists=480 + 48),
+            "pages": RequestCounts(),
+        },
+    ),
+    (
+        2,
+        100,
+        25,
+        {
+            "sessions": RequestCounts(puts=2 * 2_880 + 288, gets=4_089.6, lists=3_024),
+            "bell": RequestCounts(puts=100, gets=2 * 86_400 / 4.75),
+            "looking": RequestCounts(
+                gets=2 * 100 * 2, lists=2 * 200 + 2 * 250 + 1440 - 200 - 250 + 432 + 288
+            ),
+            "pages": RequestCounts(puts=500, gets=300),
+        },
+    ),
+    (
+        3,
+        100,
+        25,
+        {
+            "sessions": RequestCounts(puts=3 * 2_880 + 288, gets=7_113.6, lists=3_024),
+            "bell": RequestCounts(puts=100, gets=3 * 86_400 / 4.75),
+            "looking": RequestCounts(
+                puts=200,
+                gets=2 * 200 + 2 * 100 * 2,
+                lists=200 + 2 * 100 + 2 * 250 + 1440 - 200 - 250 + 432 + 2 * 24,
+            ),
+            "pages": RequestCounts(puts=500, gets=300),
+        },
+    ),
+    (
+        1,
+        1e6,
+        0,
+        {
+            "sessions": RequestCounts(puts=3_168, gets=1_065.6, lists=3_024),
+            "bell": RequestCounts(puts=43_200, gets=86_400 / 4.75),
+            "looking": RequestCounts(lists=2 * 86_400 / 4.75 + 432),
+            "pages": RequestCounts(puts=3e6, gets=3e6),
+        },
+    ),
+]
+"""For workers, messages in a day and seconds of a page: the requests of each part in a day."""
+
+
+@pytest.mark.parametrize("days", [1.0, 30.0])
+@pytest.mark.parametrize(("workers", "messages", "seconds", "parts"), ESTIMATES)
+def test_each_part_of_an_estimate_has_its_requests(
+    workers: int, messages: float, seconds: float, parts: dict[str, RequestCounts], days: float
+) -> None:
+    """By the guide's formula: two workers watch claims, and for three of them there is a ticket."""
+    found = QUEUE.estimate_usage(
+        workers=workers, messages_per_day=messages, seconds_per_page=seconds, days=days
+    )
+    assert found.days == days
+    for name, counts in parts.items():
+        part = getattr(found, name)
+        for kind in RequestCounts.__struct_fields__:
+            expected = getattr(counts, kind) * days
+            assert getattr(part, kind) == pytest.approx(expected), (name, kind)
+            total = sum(getattr(getattr(found, each), kind) for each in parts)
+            assert getattr(found.total, kind) == pytest.approx(total)

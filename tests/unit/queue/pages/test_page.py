@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from jobsync import Corrupt
+from jobsync.core.arguments import LONGEST_DELAY
 from jobsync.core.codec import MAX_VALUE
 from jobsync.queue.backend import Failure
 from jobsync.queue.pages.page import (
     MAX_MESSAGES,
     MAX_PUSH_BYTES,
+    KeyHold,
     PageClaim,
     PageMark,
     PageMessage,
@@ -23,7 +25,8 @@ from jobsync.queue.pages.page import (
     read_page,
     read_priority,
 )
-from jobsync.queue.pages.results import limit_results
+from jobsync.queue.pages.results import find_result_problem, keep_result, limit_results
+from jobsync.queue.single_message import StoredResult
 
 NONCE = "abc-_0123456"
 
@@ -73,6 +76,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "negative deliveries": {"deliveries": -1},
     "no attempts": {"max_attempts": 0},
     "a timeout that is no time": {"timeout": -1.0},
+    "no timeout": {"timeout": 0.0},
+    "a timeout of more than a year": {"timeout": LONGEST_DELAY + 1},
     "an endless timeout": {"timeout": 1e300},
     "a due time beyond all times": {"due": 1e300},
     "an unknown state": {"state": "lost"},
@@ -126,6 +131,109 @@ def test_claims_beside_messages_to_claim_are_shown() -> None:
     """Whoever looks for claims need not read pages that nobody has touched."""
     mixed = page(MARKS[PageMark.READY], MARKS[PageMark.CLAIMED], MARKS[PageMark.DONE])
     assert mixed.find_mark(10.0) is PageMark.PARTLY
+
+
+def test_a_message_can_be_claimed_from_its_time_on() -> None:
+    """A listing shows the same."""
+    message = PageMessage(id="m", state="waiting", due=20.0)
+    for now, can_be in ((19.999, False), (20.0, True), (21.0, True)):
+        assert message.is_claimable(now) is can_be
+        mark = PageMark.READY if can_be else PageMark.WAITING
+        assert page(message).find_mark(now) is mark
+
+
+@pytest.mark.parametrize(
+    ("state", "move", "can_be"),
+    [
+        ("ready", "", True),
+        ("waiting", "", True),
+        ("waiting", "0/x", False),
+        ("claimed", "", False),
+        ("completed", "", False),
+        ("cancelled", "", False),
+        ("dead", "", False),
+        ("moved", "", False),
+    ],
+)
+def test_only_messages_that_wait_can_be_claimed(state: Any, move: str, can_be: bool) -> None:
+    """Not one that is on its way to another page."""
+    assert PageMessage(id="m", state=state, move=move).is_claimable(10.0) is can_be
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "returned", "attempts"), [(0, 0, 0), (3, 0, 3), (3, 2, 1), (3, 3, 0), (1, 2, 0)]
+)
+def test_deliveries_that_were_returned_are_no_attempts(
+    deliveries: int, returned: int, attempts: int
+) -> None:
+    """Whatever somebody has written there, they are never negative."""
+    message = PageMessage(id="m", deliveries=deliveries, returned=returned)
+    assert message.attempts == attempts
+
+
+def test_a_key_is_passed_on_among_messages_that_are_handled() -> None:
+    """A dead letter gives it up; the page that it leaves says where it is."""
+    hold = KeyHold(key="k", token="t", id="m", until=5.0, step=3)  # noqa: S106 - no password
+    source = QueuePage(birth=NONCE, key_hold=hold)
+    assert source.pass_key("0/x") == msgspec.structs.replace(hold, step=4)
+    assert source.leave_key("0/x") == msgspec.structs.replace(hold, next="0/x")
+    assert source.pass_key("dead/x") is None
+    assert source.leave_key("dead/x") == hold
+    assert page().pass_key("0/x") is page().leave_key("0/x") is None
+
+
+KEYED = QueuePage(birth=NONCE, key_hold=KeyHold(key="k", token="t"))  # noqa: S106 - no password
+WITH_TASK = page(PageMessage(id="m"), PageMessage(id="n", task="send"))
+
+
+@pytest.mark.parametrize(
+    ("priority", "content", "format"),
+    [(0, page(), 1), (1, page(), 2), (-4, page(), 2), (0, KEYED, 2), (0, WITH_TASK, 3)]
+    + [(1, KEYED, 2), (1, WITH_TASK, 3)],
+)
+def test_older_code_leaves_alone_what_it_would_forget(
+    priority: int, content: QueuePage, format: int
+) -> None:
+    """A priority, a key or a task, each alone."""
+    assert find_format(f"0/{name_page(5.0, NONCE, priority)}", content) == format
+
+
+def test_the_last_of_the_errors_that_do_not_fit_is_kept() -> None:
+    """As long as there is room for, of each message."""
+    errors = tuple(Failure(attempt=number, error=f"{number}" * 1000) for number in (1, 2, 3))
+    messages = [PageMessage(id=f"{number}", errors=errors) for number in range(1_400)]
+    stored, text = encode_page(page(*messages))
+    assert len(text) <= MAX_VALUE
+    kept = (Failure(attempt=3, error="3" * 200),)
+    assert {each.errors for each in stored.messages} == {kept}
+    assert encode_page(page(*messages[:100]))[0] == page(*messages[:100])
+
+
+@pytest.mark.parametrize(
+    ("marks", "result", "problem", "found"),
+    [
+        ("c:complete", None, "", ""),
+        ("c:complete result", "x", "", ""),
+        ("c:complete result", 0, "", ""),
+        ("c:complete result", None, "too large", "too large"),
+        ("c:complete result", None, "", "a process with older code has dropped it"),
+        ("result-1:complete", None, "", ""),
+    ],
+)
+def test_why_a_message_has_no_result(marks: str, result: Any, problem: str, found: str) -> None:
+    """Only if its handler returned one. The name of a claim says nothing."""
+    message = PageMessage(id="m", marks=marks, result=result, result_problem=problem)
+    assert find_result_problem(message) == found
+
+
+def test_a_result_keeps_how_earlier_claims_were_settled() -> None:
+    """They still answer repeated settlements."""
+    message = PageMessage(id="m", state="completed", marks="c:complete b:retry a:snooze")
+    kept = keep_result(message, StoredResult("[1]", "why"))
+    assert kept == msgspec.structs.replace(
+        message, result=[1], result_problem="why", marks="c:complete result b:retry a:snooze"
+    )
+    assert keep_result(message, StoredResult(None, "why")).result is None
 
 
 def test_an_empty_page_is_done() -> None:
@@ -184,3 +292,22 @@ def test_of_results_that_do_not_fit_the_last_are_dropped() -> None:
     kept = limit_results(page(*done), "abc")
     assert [each.result for each in kept.messages] == [text, text, None]
     assert "more than" in kept.messages[2].result_problem
+
+
+@pytest.mark.parametrize(
+    ("size", "ids", "kept"),
+    [
+        (MAX_PUSH_BYTES // 2, "ab", "ab"),
+        (MAX_PUSH_BYTES // 2 + 1, "ab", "a"),
+        (MAX_PUSH_BYTES // 2 + 1, "a", "b"),
+        (MAX_PUSH_BYTES, "ab", "a"),
+        (MAX_PUSH_BYTES + 1, "ab", ""),
+        (MAX_PUSH_BYTES, "", "ab"),
+    ],
+)
+def test_results_have_room_for_so_many_bytes_together(size: int, ids: str, kept: str) -> None:
+    """Only those of this settlement are dropped: others were promised to be kept."""
+    done = [PageMessage(id=name, state="completed", result="x" * (size - 2)) for name in "ab"]
+    found = limit_results(page(*done), ids)
+    assert "".join(each.id for each in found.messages if each.result is not None) == kept
+    assert "".join(each.id for each in found.messages if not each.result_problem) == kept
