@@ -741,6 +741,89 @@ async def test_a_message_is_replaced_until_it_is_claimed(
     assert await drain(backend) == [3]
 
 
+PLACES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "priority": {"priority": 3},
+    "key": {"key": "k"},
+    "replacement": {"key": "k", "replace": True},
+    "group": {"group": "a"},
+    "all": {"group": "a", "priority": 3, "key": "k"},
+}
+
+
+@pytest.mark.parametrize("task", ["", "send"])
+@pytest.mark.parametrize("time", ["at", "delay"])
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_message_with_a_place_is_delivered_as_it_was_pushed(
+    location: QueueLocation, backend: QueueBackend, place: str, time: str, task: str
+) -> None:
+    """Not before its time, with its own timeout, attempts and task."""
+    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+        pytest.skip(_GROUPS)
+    if place == "replacement":
+        await push(backend, 1, key="k", timeout=9.0, max_attempts=2)
+    now = Components.system().clock.wall().seconds
+    when = {"at": now + 100} if time == "at" else {"delay": 100.0}
+    options = {"timeout": 7.5, "max_attempts": 3, "task": task}
+    await backend.push([new(2, **PLACES[place], **when, **options)])
+    wanted: dict[str, Any] = {"tasks": ["", "send"]}
+    claimed = await backend.claim(10, session=ME, visibility=60, **wanted)
+    assert claimed.messages == []
+    assert claimed.due == pytest.approx(100, abs=30)
+    location.advance(60)
+    assert await claim(backend, **wanted) == []
+    location.advance(70)
+    (message,) = await claim(backend, **wanted)
+    assert message.id == ("id-1" if place == "replacement" else "id-2")
+    assert (message.value, message.attempt, message.is_suspect) == ({"n": 2}, 1, False)
+    assert {name: getattr(message, name) for name in options} == options
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_who_has_lost_a_message_leaves_no_result_and_no_error(
+    location: QueueLocation, backend: QueueBackend, place: str
+) -> None:
+    """Only what the one returns who completes it is kept."""
+    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+        pytest.skip(_GROUPS)
+    await push(backend, 1, **PLACES[place])
+    (lost,) = await claim(backend)
+    await backend.end_claims([ME])
+    (taken,) = await claim(backend, session=OTHER, suspects=True)
+    late = Settlement(
+        receipt=lost.receipt, move="complete", result=StoredResult('"late"'), error="late"
+    )
+    assert await backend.settle([late]) == [False]
+    await settle(backend, [taken])
+    info = await backend.get("id-1")
+    assert info is not None
+    assert (info.state, info.result, info.result_problem) == ("completed", None, "")
+    assert [each.error for each in info.errors if "late" in each.error] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_message_may_be_completed_with_an_error(backend: QueueBackend, place: str) -> None:
+    """It is kept, also if others of the batch have none."""
+    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+        pytest.skip(_GROUPS)
+    await push(backend, 1, **PLACES[place])
+    await push(backend, 2)
+    first, second = await claim(backend)
+    assert await backend.settle(
+        [
+            Settlement(receipt=first.receipt, move="complete", error="almost"),
+            Settlement(receipt=second.receipt, move="complete"),
+        ]
+    ) == [True, True]
+    info = await backend.get(first.id)
+    assert info is not None
+    assert info.state == "completed"
+    assert [(each.error, each.attempt, each.session) for each in info.errors] == [("almost", 1, ME)]
+    info = await backend.get(second.id)
+    assert info is not None
+    assert (info.state, info.errors) == ("completed", ())
+
+
 async def test_a_replaced_message_has_all_its_attempts(backend: QueueBackend) -> None:
     """What the content before has spent does not count, however few the new one has."""
     await push(backend, 1, key="k")

@@ -5,9 +5,9 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import pytest
 from chance import FakeClock, SeededRandomness
@@ -20,6 +20,8 @@ from jobsync.queue.settings import QueueOrder
 from jobsync.queue.single_message import StoredResult
 from jobsync.queue.sql import common, postgres_transactions
 from jobsync.queue.sql.postgres import PostgresBackend
+from jobsync.queue.sql.postgres_directory import PostgresQueueDirectory
+from jobsync.queue.sql.postgres_statements import build_copy, fill_in_schema
 from jobsync.stores.sql import Parameters, PostgresAccess, Steps, as_array
 
 T = TypeVar("T")
@@ -442,3 +444,35 @@ def test_the_server_ends_a_transaction_later_than_its_process(limit: float, text
     """Whose error says more; the server is for a process that is frozen."""
     found = postgres_transactions._build_limits(limit)
     assert found == {"idle": text, "statement": text}
+
+
+@pytest.mark.parametrize("order", get_args(QueueOrder))
+def test_the_name_of_a_schema_may_have_the_sign_of_parameters(order: QueueOrder) -> None:
+    """In statements with parameters it is doubled; that which copies has none."""
+    statements = fill_in_schema('"a%s b"', order)
+    assert '"a%%s b"' in statements["claim"]
+    assert [name for name, text in statements.items() if '"a%s b"' in text] == []
+    assert '"a%s b"' in build_copy('"a%s b"')
+
+
+DIRECTORY_CALLS: dict[str, Callable[[PostgresQueueDirectory], Awaitable[Any]]] = {
+    "read_contents": lambda directory: directory.read_contents(),
+    "find": lambda directory: directory.find(["id-1"]),
+    "find_head": lambda directory: directory.find_head("emails", "a"),
+    "list": lambda directory: directory.list("emails", "queue", after="", limit=5),
+    "list dead": lambda directory: directory.list("emails", "dead", after="", limit=5),
+}
+
+
+@pytest.mark.parametrize("call", DIRECTORY_CALLS)
+async def test_a_directory_that_cannot_be_read_is_unavailable(
+    access: ScriptedAccess, call: str
+) -> None:
+    """Whatever became of the request: it changes nothing."""
+    directory = PostgresQueueDirectory(access, Components.system())
+    for name in ("summarize", "list_pauses", "find", "find_head", "list_live", "list_dead"):
+        access.names[directory._sql[name]] = name
+        access.answers[name] = [OutcomeUnknown("queues", "the reply was lost")]
+    with pytest.raises(Unavailable, match="the reply was lost") as failed:
+        await DIRECTORY_CALLS[call](directory)
+    assert isinstance(failed.value.__cause__, OutcomeUnknown)

@@ -173,7 +173,7 @@ def test_deliveries_that_were_returned_are_no_attempts(
 
 def test_a_key_is_passed_on_among_messages_that_are_handled() -> None:
     """A dead letter gives it up; the page that it leaves says where it is."""
-    hold = KeyHold(key="k", token="t", id="m", until=5.0, step=3)  # noqa: S106 - no password
+    hold = KeyHold(key="k", token="t", id="m", until=5.0, step=3)
     source = QueuePage(birth=NONCE, key_hold=hold)
     assert source.pass_key("0/x") == msgspec.structs.replace(hold, step=4)
     assert source.leave_key("0/x") == msgspec.structs.replace(hold, next="0/x")
@@ -182,14 +182,21 @@ def test_a_key_is_passed_on_among_messages_that_are_handled() -> None:
     assert page().pass_key("0/x") is page().leave_key("0/x") is None
 
 
-KEYED = QueuePage(birth=NONCE, key_hold=KeyHold(key="k", token="t"))  # noqa: S106 - no password
+KEYED = QueuePage(birth=NONCE, key_hold=KeyHold(key="k", token="t"))
 WITH_TASK = page(PageMessage(id="m"), PageMessage(id="n", task="send"))
 
 
 @pytest.mark.parametrize(
     ("priority", "content", "format"),
-    [(0, page(), 1), (1, page(), 2), (-4, page(), 2), (0, KEYED, 2), (0, WITH_TASK, 3)]
-    + [(1, KEYED, 2), (1, WITH_TASK, 3)],
+    [
+        (0, page(), 1),
+        (1, page(), 2),
+        (-4, page(), 2),
+        (0, KEYED, 2),
+        (1, KEYED, 2),
+        (0, WITH_TASK, 3),
+        (1, WITH_TASK, 3),
+    ],
 )
 def test_older_code_leaves_alone_what_it_would_forget(
     priority: int, content: QueuePage, format: int
