@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast, get_args
 
@@ -15,7 +16,7 @@ from waiting import until
 
 from jobsync import Components, Events, OutcomeUnknown, Unavailable
 from jobsync.core.messages import Transition
-from jobsync.queue.backend import Receipt, Settlement
+from jobsync.queue.backend import NewMessage, Receipt, Settlement
 from jobsync.queue.settings import QueueOrder
 from jobsync.queue.single_message import StoredResult
 from jobsync.queue.sql import common, postgres_transactions
@@ -444,6 +445,107 @@ def test_the_server_ends_a_transaction_later_than_its_process(limit: float, text
     """Whose error says more; the server is for a process that is frozen."""
     found = postgres_transactions._build_limits(limit)
     assert found == {"idle": text, "statement": text}
+
+
+def settle_as(*moves: tuple[Transition, float], result: Any = None) -> Any:
+    """Return a call that settles messages, each with a delay."""
+    batch = [
+        Settlement(receipt=Receipt(f"id-{number}", 1, "c"), move=move, delay=delay, result=result)
+        for number, (move, delay) in enumerate(moves)
+    ]
+    return lambda backend: backend.settle(batch)
+
+
+def push_as(**place: Any) -> Any:
+    """Return a call that pushes a message."""
+    message = NewMessage(id="id-1", value=1, max_attempts=4, **place)
+    return lambda backend: backend.push([message])
+
+
+WORK, ENDS = "queue/emails", "queue/emails/ends"
+RESULT = StoredResult("1")
+AWAY = Unavailable("queue/emails", "it is away")
+WAKES: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "push with a priority": (push_as(priority=1), {}, [WORK]),
+    "push that fails": (push_as(priority=1), {"insert_placed": [AWAY]}, [WORK]),
+    "complete": (settle_as(("complete", 0.0)), {}, []),
+    "complete with a result": (settle_as(("complete", 0.0), result=RESULT), {}, [ENDS]),
+    "bury": (settle_as(("bury", 0.0)), {}, []),
+    "retry": (settle_as(("retry", 0.0)), {}, [WORK]),
+    "retry later": (settle_as(("retry", 1.0)), {}, []),
+    "release one of two": (settle_as(("complete", 0.0), ("release", 0.0)), {}, [WORK]),
+    "snooze": (settle_as(("snooze", 5.0)), {}, []),
+    "end claims": (
+        lambda backend: backend.end_claims(),
+        {"end_claims": [[("id-1", "waiting", 1, "me", None)]]},
+        [WORK],
+    ),
+    "end the claims of the dead": (
+        lambda backend: backend.end_claims(["me"]),
+        {"end_claims": [[("id-1", "waiting", 1, "me", None)]]},
+        [WORK],
+    ),
+    "end no claims": (lambda backend: backend.end_claims(["me"]), {}, []),
+    "redrive": (lambda backend: backend.redrive(), {}, [WORK]),
+    "redrive that fails": (lambda backend: backend.redrive(), {"choose_dead": [AWAY]}, [WORK]),
+    "resume": (lambda backend: backend.resume(), {"resume": [[(1,)]]}, [WORK]),
+    "pause": (lambda backend: backend.pause(), {"pause": [[(1,)]]}, []),
+    "purge": (lambda backend: backend.purge(["ready"]), {"purge": [[(5, [])]]}, [WORK]),
+    "purge of nothing": (lambda backend: backend.purge(["ready"]), {"purge": [[(0, [])]]}, []),
+    "cancel": (lambda backend: backend.cancel("a"), {"cancel_waiting": [[(1, "", None)]]}, [ENDS]),
+    "cancel a head": (
+        lambda backend: backend.cancel("a"),
+        {"cancel_claimed": [[(1, "me", "group")]], "lock_groups": [[("group", 1)]]},
+        [WORK, ENDS],
+    ),
+    "cancel nothing": (lambda backend: backend.cancel("a"), {}, []),
+    "delete": (lambda backend: backend.delete("a"), {"delete_waiting": [[(None,)]]}, [ENDS]),
+    "delete a finished one": (
+        lambda backend: backend.delete("a"),
+        {"delete_finished": [[(1,)]]},
+        [ENDS],
+    ),
+    "delete nothing": (lambda backend: backend.delete("a"), {}, []),
+    "run now": (lambda backend: backend.run_now("a"), {"run_now": [[(1,)]]}, [WORK]),
+    "run nothing now": (lambda backend: backend.run_now("a"), {}, []),
+}
+"""What is done, what the server answers, and who is told."""
+
+
+@pytest.mark.parametrize("name", WAKES)
+async def test_who_waits_is_told_if_there_may_be_something_for_them(
+    access: ScriptedAccess, backend: PostgresBackend, name: str
+) -> None:
+    """Workers of something to claim, others of the end of a message; and nobody in vain."""
+    call, answers, woken = WAKES[name]
+    access.answers.update(answers)
+    with suppress(Unavailable):
+        await call(backend)
+    assert access.woken == woken
+
+
+async def test_settlements_are_announced_while_somebody_waits_for_an_end(
+    access: ScriptedAccess, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two who wait each counts, and nobody is told after they have gone."""
+    gates = [asyncio.Event(), asyncio.Event()]
+    waits = iter(gates)
+
+    async def wait(topic: str, timeout: float) -> None:
+        assert (topic, timeout) == (ENDS, 9.0)
+        await next(waits).wait()
+
+    monkeypatch.setattr(access, "wait", wait)
+    waiting = [asyncio.ensure_future(backend.wait_for_end(9.0)) for _ in gates]
+    await asyncio.sleep(0)
+    for gate, each in zip(gates, waiting, strict=True):
+        await settle_as(("complete", 0.0))(backend)
+        assert access.woken == [ENDS]
+        access.woken.clear()
+        gate.set()
+        await each
+    await settle_as(("complete", 0.0))(backend)
+    assert access.woken == []
 
 
 @pytest.mark.parametrize("order", get_args(QueueOrder))

@@ -1,11 +1,14 @@
 """What is reported of a message when its claim ends: its progress is over, and it counts once."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from jobsync import Event
 from jobsync.core.messages import Cancel, Completed, Failed, Returned, Snooze
+from jobsync.queue import events
 from jobsync.queue.backend import Message, Receipt
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.progress import ProgressWriter
@@ -64,3 +67,44 @@ def test_the_end_of_a_claim_is_counted_and_ends_its_progress(
     assert reporter.counters == {counted: 1}
     assert called == ([] if callback is None else [callback])
     assert ended == (["id-1"] if is_used else [])
+
+
+LEVELS: dict[int, list[type[Event]]] = {
+    logging.ERROR: [events.MessageDead, events.MessageBuried, events.DelaysVetoed],
+    logging.WARNING: [
+        events.MessageRetried,
+        events.MessageLost,
+        events.ResultDropped,
+        events.HandlerOverran,
+        events.NewerMessages,
+        events.CronUnscheduled,
+        events.TaskUnknown,
+        events.QueueError,
+    ],
+    logging.INFO: [events.MessageRecovered],
+}
+
+
+def test_what_somebody_should_look_at_is_logged_as_a_problem() -> None:
+    """A dead letter as an error, and each failed attempt once; nothing else is."""
+    kinds = {
+        kind
+        for kind in vars(events).values()
+        if isinstance(kind, type) and issubclass(kind, Event) and kind.__name__[0] != "_"
+    } - {Event}
+    shown = {kind: level for level, kinds in LEVELS.items() for kind in kinds}
+    assert {kind: kind.level for kind in kinds} == {
+        kind: shown.get(kind, logging.DEBUG) for kind in kinds
+    }
+    assert kinds >= {*shown, events.AttemptError}
+
+
+def test_events_of_a_queue_have_the_names_of_the_documents_too() -> None:
+    """Those of a queue on S3, and what ends in the same way is heard by the same name."""
+    for kind in vars(events).values():
+        if isinstance(kind, type) and issubclass(kind, Event) and hasattr(kind, "name"):
+            other = kind.name.replace("plg:queue:", "plg:s3-queue:")
+            assert other in kind.aliases
+    assert events.MessageBuried.name == events.MessageRecovered.name
+    assert events.AttemptError.name == events.QueueError.name
+    assert "plg:queue:message:complete" in events.MessageCompleted.aliases

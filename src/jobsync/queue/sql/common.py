@@ -290,8 +290,11 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         return dict(await self._find_newer())
 
     async def purge(self, states: Collection[MessageState]) -> int:
-        """Remove messages for good."""
-        return await self._purge(check_states(states))
+        """Remove messages for good, and wake the workers: others of their groups may be next."""
+        count = await self._purge(check_states(states))
+        if count:
+            self._notifications.wake(self.topic)
+        return count
 
     async def pause(self, reason: str = "") -> bool:
         """Stop all claims."""
