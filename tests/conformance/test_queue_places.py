@@ -17,12 +17,19 @@ from queue_locations import (
 )
 
 from jobsync import Components, OutcomeUnknown, Unavailable
-from jobsync.core.messages import Transition
-from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
+from jobsync.core.messages import MessageState, Transition
+from jobsync.queue.backend import (
+    Message,
+    MessageInfo,
+    NewMessage,
+    QueueBackend,
+    QueuePart,
+    Settlement,
+)
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.settings import QueueOrder
-from jobsync.queue.single_message import StoredResult
+from jobsync.queue.single_message import ProgressReport, StoredResult
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.sql.placed_push import PlacedPush
 
@@ -55,6 +62,7 @@ PAGES_DIFFER = {
     "test_groups_of_random_histories_are_never_overtaken": _GROUPS,
     "test_a_replaced_message_of_a_group_stays_in_its_place": _GROUPS,
     "test_what_is_shown_says_where_a_message_stands": _GROUPS,
+    "test_all_ways_to_show_a_message_agree": _GROUPS,
     "test_several_messages_of_a_group_may_be_in_work": _GROUPS,
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
     "test_a_lower_limit_of_groups_counts_those_in_work": _GROUPS,
@@ -1093,6 +1101,130 @@ async def test_what_is_shown_says_where_a_message_stands(location: QueueLocation
         "id-3": ("blocked", 7, "a"),
     }
     assert await directory.find_head("emails", "b") is None
+
+
+SHOWN: dict[MessageState, dict[str, Any]] = {
+    "waiting": {"attempts": 1, "deliveries": 1, "due": 50.0, "errors": [("no", 1, ME)]},
+    "claimed": {
+        "attempts": 1,
+        "deliveries": 1,
+        "session": ME,
+        "due": 60.0,
+        "claimed": 0.0,
+        "progress": 0.5,
+        "progress_note": "half",
+        "progress_at": 0.0,
+    },
+    "completed": {
+        "attempts": 1,
+        "deliveries": 1,
+        "value": None,
+        "session": ME,
+        "finished": 0.0,
+        "result": [5],
+        "result_problem": "why",
+    },
+    "dead": {
+        "attempts": 1,
+        "deliveries": 1,
+        "session": ME,
+        "finished": 0.0,
+        "errors": [("no", 1, ME)],
+    },
+    "ready": {},
+    "cancelled": {"finished": 0.0, "errors": [("it was cancelled from outside", 0, "")]},
+    "blocked": {"group": "of ready"},
+}
+"""What is shown of a message in each state, besides what was pushed. Times count from now."""
+
+TIMES = {"enqueued", "due", "claimed", "finished", "seen", "progress_at"}
+ALONE = {"progress": None, "progress_note": "", "progress_at": None, "result": None}
+"""What is shown only of a message that is found by its id, in no listing."""
+
+
+def describe(info: MessageInfo, now: float) -> dict[str, Any]:
+    """Return what is shown of a message, but for its cursor; times count from now."""
+    found = {name: getattr(info, name) for name in info.__struct_fields__ if name != "cursor"}
+    for name in TIMES:
+        found[name] = None if found[name] is None else pytest.approx(found[name] - now, abs=25)
+    found["errors"] = [(each.error, each.attempt, each.session) for each in info.errors]
+    return found
+
+
+@pytest.mark.parametrize("task", ["", "send"])
+async def test_all_ways_to_show_a_message_agree(
+    location: QueueLocation, backend: QueueBackend, task: str
+) -> None:
+    """By its id, in the listing of its state, and in the directory: with each of its facts."""
+    options: dict[str, Any] = {"priority": 3, "task": task, "max_attempts": 7}
+    first: list[MessageState] = ["waiting", "claimed", "completed", "dead"]
+    await backend.push([new(state, group=f"of {state}", **options) for state in first])
+    taken = {each.value["n"]: each.receipt for each in await claim(backend, tasks=[task])}
+    result = StoredResult("[5]", "why")
+    assert (
+        await backend.settle(
+            [
+                Settlement(receipt=taken["waiting"], move="retry", delay=50, error="no"),
+                Settlement(receipt=taken["completed"], move="complete", result=result),
+                Settlement(receipt=taken["dead"], move="bury", error="no"),
+            ]
+        )
+        == [True] * 3
+    )
+    await backend.report_progress(
+        [ProgressReport(receipt=taken["claimed"], progress=0.5, note="half")]
+    )
+    for state, name in (("ready", "ready"), ("cancelled", "cancelled"), ("blocked", "ready")):
+        await push(backend, state, group=f"of {name}", **options)
+    assert await backend.cancel("id-cancelled") is not None
+    now, directory = Components.system().clock.wall().seconds, location.open_directory()
+    listed = {
+        each.id: each
+        for part in ("queue", "dead")
+        for each in await directory.list("emails", cast("QueuePart", part), after="", limit=100)
+    }
+    for state, facts in SHOWN.items():
+        name = f"id-{state}"
+        expected = {
+            **dict.fromkeys(("due", "claimed", "finished")),
+            "queue": "emails",
+            "id": name,
+            "state": state,
+            "value": {"n": state},
+            "attempts": 0,
+            "deliveries": 0,
+            "max_attempts": 7,
+            "errors": [],
+            "session": "",
+            "is_suspect": False,
+            "enqueued": 0.0,
+            "seen": 0.0,
+            "is_readable": True,
+            "format": 3 if task else 2,
+            "priority": 3,
+            "group": f"of {state}",
+            "task": task,
+            **ALONE,
+            "result_problem": "",
+            **facts,
+        }
+        bare = {**expected, **ALONE, "result_problem": ""}
+        (browsed,) = await backend.browse(state)
+        assert describe(browsed, now) == bare
+        alone = await backend.get(name)
+        assert alone is not None
+        assert describe(alone, now) == expected
+        (found,) = await directory.find([name])
+        assert describe(found, now) == expected
+        if state not in {"completed", "cancelled"}:
+            assert describe(listed.pop(name), now) == bare
+        head = await directory.find_head("emails", f"of {state}")
+        if state in {"ready", "waiting", "claimed"}:
+            assert head is not None
+            assert describe(head, now) == bare
+        else:
+            assert head is None
+    assert listed == {}
 
 
 @pytest.mark.parametrize("most", [1, 3])
