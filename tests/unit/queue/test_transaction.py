@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -119,12 +120,12 @@ class Surroundings:
     def on_failure(self, _: Exception) -> None:
         return
 
-    def open(self) -> TransactionBlock:
+    def open(self, limit: float | None = None) -> TransactionBlock:
         """Return a block."""
         components = Components(clock=self.clock, randomness=SeededRandomness(1), events=Events())
         backend, listener = cast("QueueBackend", self), cast("WorkerListener", self)
         opener = TransactionOpener(backend, self.in_flight, components, listener)
-        return opener.open(self.message, None, is_blocking=False)
+        return opener.open(self.message, limit, is_blocking=False)
 
 
 @pytest.mark.parametrize("error", [DOWN, Invalid("a", "b", "c", "d"), asyncio.CancelledError()])
@@ -202,6 +203,126 @@ async def test_the_store_says_what_became_of_a_commit(
     assert (around.steps, around.answers) == (steps, answers)
     assert around.rolled_back == (not answers)
     assert around.delivery.transaction is None
+
+
+@pytest.mark.parametrize(
+    ("is_ours", "error", "verdict"),
+    [(True, None, Completed()), (False, None, Completed()), (True, DOWN, None)],
+)
+async def test_a_message_has_the_verdict_of_what_was_committed(
+    is_ours: bool, error: Exception | None, verdict: Any
+) -> None:
+    """With its duration; after a rollback its handler has failed, and may settle it otherwise."""
+    around = Surroundings()
+    around.is_ours, around.opened.error = is_ours, error
+    delivery, context = around.delivery, SimpleNamespace(is_settled=False)
+    delivery.started, delivery.context = around.clock.mono(), cast("Any", context)
+    block = around.open()
+    await block.__aenter__()
+    around.clock.mono_seconds += 3
+    with suppress(MessageClaimLost, Unavailable):
+        await block.__aexit__(None, None, None)
+    assert (delivery.verdict, delivery.is_settling) == (verdict, verdict is not None)
+    assert delivery.duration == 3.0
+    assert context.is_settled is (is_ours and error is None)
+
+
+@pytest.mark.parametrize("reason", ["error", "lost", "closed"])
+async def test_after_a_block_that_has_failed_another_one_may_begin(reason: str) -> None:
+    """Whatever the reason: the first one is over."""
+    around = Surroundings()
+    around.is_ours = reason != "lost"
+    block = around.open()
+    await block.__aenter__()
+    error = {"error": ValueError("mine"), "lost": None, "closed": GeneratorExit()}[reason]
+    with suppress(MessageClaimLost):
+        await block.leave(error)
+    assert around.steps[-1] == ("cut" if reason == "closed" else "close")
+    assert around.delivery.transaction is None
+
+
+async def test_a_block_that_its_handler_has_left_open_is_rolled_back() -> None:
+    """Whoever leaves it later is told, unless there is an error already; nothing is committed."""
+    around = Surroundings()
+    stop = Mock()
+    around.opened.stop_timer = stop  # type: ignore[method-assign]
+    block = around.open()
+    await block.__aenter__()
+    await block.abandon()
+    assert around.steps == ["cut", "close"]
+    stop.assert_called_once_with()
+    await block.leave(ValueError("mine"))
+    with pytest.raises(MessageClaimLost, match="its handler had returned before"):
+        await block.leave(None)
+    block.cut()
+    await block.abandon()
+    assert (around.steps, around.answers) == (["cut", "close"], [])
+
+
+async def test_a_commit_ends_though_its_handler_is_cancelled() -> None:
+    """Each time; the cancellation passes when the outcome is known."""
+    around = Surroundings()
+    started, gate = asyncio.Event(), asyncio.Event()
+
+    async def commit() -> None:
+        started.set()
+        await gate.wait()
+        around.steps.append("commit")
+
+    around.opened.commit = commit  # type: ignore[method-assign]
+    block = around.open()
+    await block.__aenter__()
+    ending = asyncio.ensure_future(block.leave(None))
+    await started.wait()
+    for _ in range(2):
+        ending.cancel()
+        await asyncio.sleep(0)
+        assert not ending.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert (around.steps, around.answers) == (["complete", "commit", "close"], [True])
+    assert around.delivery.transaction is None
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (None, TimeoutError),
+        (ValueError("mine"), TimeoutError),
+        (asyncio.CancelledError(), None),
+        (KeyboardInterrupt(), None),
+    ],
+)
+async def test_what_took_too_long_is_rolled_back(
+    error: BaseException | None, raised: type[BaseException] | None
+) -> None:
+    """That is the error of the block, unless its handler is to end anyway."""
+    around = Surroundings()
+    block = around.open()
+    await block.__aenter__()
+    around.opened.is_expired = True
+    if raised is None:
+        await block.leave(error)
+    else:
+        with pytest.raises(raised, match=r"took longer than 5 s and was rolled back") as late:
+            await block.leave(error)
+        assert late.value.__cause__ is error
+    assert (around.steps, around.answers) == (["close"], [])
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 5.0), (1, 1.0), (60, 60.0), (0.001, 0.001)])
+async def test_a_transaction_has_the_limit_that_was_given(given: Any, limit: float) -> None:
+    """Without one that of the database; the longest is accepted."""
+    block = Surroundings().open(given)
+    assert (block._limit, type(block._limit)) == (limit, float)
+
+
+@pytest.mark.parametrize("given", [0, -1, 60.5, float("nan"), True, "5"])
+async def test_other_limits_are_refused(given: Any) -> None:
+    """Zero is not the default."""
+    with pytest.raises(Invalid, match=r"^timeout must be more than 0 to"):
+        Surroundings().open(given)
 
 
 async def test_an_error_rolls_back_and_settles_nothing() -> None:
