@@ -1091,6 +1091,51 @@ def test_the_end_of_a_transaction_lets_others_write(tmp_path: Path, ending: str,
     assert len(kept) <= 1
 
 
+@pytest.mark.parametrize("kept_from", [0, 99, 100, 350])
+def test_the_end_of_a_transaction_ends_each_of_many_statements(
+    tmp_path: Path, kept_from: int
+) -> None:
+    """On SQLite, whenever they began; of those that are gone nothing is kept."""
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as owner, owner:
+        owner.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY)")
+        owner.execute("INSERT INTO effects VALUES (1), (2)")
+    connection = sqlite3.connect(path, isolation_level=None, factory=GuardedConnection)
+    connection.execute("BEGIN IMMEDIATE")
+    kept: list[sqlite3.Cursor] = []
+    for number in range(2_000):
+        cursor = connection.execute("SELECT id FROM effects")
+        if kept_from <= number < kept_from + 150:
+            cursor.fetchone()
+            kept.append(cursor)
+    assert len(connection._cursors) <= 2 * len(kept) + 100
+    connection.cut()
+    with closing(sqlite3.connect(path, 0)) as other, other:
+        other.execute("DELETE FROM effects WHERE id = 2")
+    for cursor in kept:
+        with pytest.raises(sqlite3.Error):
+            cursor.fetchone()
+    connection.close()
+
+
+def test_after_a_refused_end_other_errors_are_shown_as_they_are(tmp_path: Path) -> None:
+    """On SQLite: a handler that has ignored the refusal learns what else is wrong."""
+    connection = sqlite3.connect(
+        tmp_path / "app.db", isolation_level=None, factory=GuardedConnection
+    )
+    connection.execute("CREATE TABLE effects (id UNIQUE)")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.guard()
+    with pytest.raises(Invalid, match="was refused"):
+        connection.execute("COMMIT")
+    connection.execute("INSERT INTO effects VALUES (1)")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        connection.execute("INSERT INTO effects VALUES (1)")
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        connection.execute("SELECT * FROM others")
+    connection.close()
+
+
 def test_a_transaction_is_cut_while_a_thread_reads_from_it(tmp_path: Path) -> None:
     """On SQLite: the reader gets an error, and nothing of Python breaks; others write at once."""
     path = tmp_path / "app.db"
