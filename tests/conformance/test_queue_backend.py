@@ -62,6 +62,7 @@ PAGES_DIFFER = {
     "test_each_message_of_a_claim_is_recorded_separately": _HOUR,
     "test_results_are_forgotten_with_their_messages": _HOUR,
     "test_all_old_results_are_forgotten_a_part_at_a_time": _HOUR,
+    "test_progress_of_dead_processes_is_forgotten_after_a_day": _HOUR,
     "test_messages_of_newer_code_are_not_changed_from_outside": _WHOLE,
 }
 """Tests that state the ways of a database, and why pages do it in another way.
@@ -2164,6 +2165,35 @@ async def test_progress_stays_when_old_messages_are_forgotten(
     info = await backend.get("id-2")
     assert info is not None
     assert (info.progress, info.progress_note) == (0.5, "half")
+
+
+@pytest.mark.parametrize("older_than", [0, 2 * 86_400])
+async def test_progress_of_dead_processes_is_forgotten_after_a_day(
+    location: QueueLocation, older_than: float
+) -> None:
+    """Or with completed messages, if these are kept for longer; and in its own queue only."""
+    assert isinstance(location, PostgresQueues | SqliteQueues)
+    ages = [23, 25, 47, 49]
+    for name in ("emails", "letters"):
+        backend = await location.open(name)
+        await backend.push(new_messages(*(f"{name}-{age}" for age in ages)))
+        for message in await claim(backend):
+            await backend.report_progress([ProgressReport(message.receipt, 0.5, "")])
+    for age in ages:
+        seconds: Any = 3600 * age
+        if isinstance(location, PostgresQueues):
+            seconds = f"interval '{seconds} seconds'"
+        location.execute(
+            f"UPDATE {{}}.jobsync_progress SET reported = reported - {seconds}"
+            f" WHERE id IN ('id-emails-{age}', 'id-letters-{age}') RETURNING 1"
+        )
+    await backend.forget("completed", older_than=older_than)
+    left = location.execute("SELECT id FROM {}.jobsync_progress")
+    kept = [age for age in ages if age <= max(24, older_than / 3600)]
+    assert {name for (name,) in left} == {
+        *(f"id-emails-{age}" for age in ages),
+        *(f"id-letters-{age}" for age in kept),
+    }
 
 
 async def test_those_who_wait_for_an_end_are_woken_by_a_result(

@@ -72,6 +72,7 @@ PAGES_DIFFER = {
     "test_other_content_is_not_a_push_repeated": _PUSH,
     "test_what_replaces_a_push_in_doubt_is_handled": _PUSH,
     "test_no_more_messages_are_claimed_than_the_queue_allows": _LIMITS,
+    "test_limits_of_queues_are_their_own": _LIMITS,
     "test_a_full_queue_says_what_else_there_is": _LIMITS,
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,
     "test_both_limits_hold": _LIMITS,
@@ -749,7 +750,7 @@ async def test_a_message_is_replaced_until_it_is_claimed(
     assert await drain(backend) == [3]
 
 
-PLACES: dict[str, dict[str, Any]] = {
+PLACED: dict[str, dict[str, Any]] = {
     "plain": {},
     "priority": {"priority": 3},
     "key": {"key": "k"},
@@ -761,19 +762,19 @@ PLACES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("task", ["", "send"])
 @pytest.mark.parametrize("time", ["at", "delay"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACED)
 async def test_a_message_with_a_place_is_delivered_as_it_was_pushed(
     location: QueueLocation, backend: QueueBackend, place: str, time: str, task: str
 ) -> None:
     """Not before its time, with its own timeout, attempts and task."""
-    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+    if "group" in PLACED[place] and isinstance(backend, PagesBackend):
         pytest.skip(_GROUPS)
     if place == "replacement":
         await push(backend, 1, key="k", timeout=9.0, max_attempts=2)
     now = Components.system().clock.wall().seconds
     when = {"at": now + 100} if time == "at" else {"delay": 100.0}
     options = {"timeout": 7.5, "max_attempts": 3, "task": task}
-    await backend.push([new(2, **PLACES[place], **when, **options)])
+    await backend.push([new(2, **PLACED[place], **when, **options)])
     wanted: dict[str, Any] = {"tasks": ["", "send"]}
     claimed = await backend.claim(10, session=ME, visibility=60, **wanted)
     assert claimed.messages == []
@@ -787,14 +788,14 @@ async def test_a_message_with_a_place_is_delivered_as_it_was_pushed(
     assert {name: getattr(message, name) for name in options} == options
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACED)
 async def test_who_has_lost_a_message_leaves_no_result_and_no_error(
     location: QueueLocation, backend: QueueBackend, place: str
 ) -> None:
     """Only what the one returns who completes it is kept."""
-    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+    if "group" in PLACED[place] and isinstance(backend, PagesBackend):
         pytest.skip(_GROUPS)
-    await push(backend, 1, **PLACES[place])
+    await push(backend, 1, **PLACED[place])
     (lost,) = await claim(backend)
     await backend.end_claims([ME])
     (taken,) = await claim(backend, session=OTHER, suspects=True)
@@ -809,12 +810,12 @@ async def test_who_has_lost_a_message_leaves_no_result_and_no_error(
     assert [each.error for each in info.errors if "late" in each.error] == []
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PLACED)
 async def test_a_message_may_be_completed_with_an_error(backend: QueueBackend, place: str) -> None:
     """It is kept, also if others of the batch have none."""
-    if "group" in PLACES[place] and isinstance(backend, PagesBackend):
+    if "group" in PLACED[place] and isinstance(backend, PagesBackend):
         pytest.skip(_GROUPS)
-    await push(backend, 1, **PLACES[place])
+    await push(backend, 1, **PLACED[place])
     await push(backend, 2)
     first, second = await claim(backend)
     assert await backend.settle(
@@ -1178,10 +1179,11 @@ async def test_all_ways_to_show_a_message_agree(
         await push(backend, state, group=f"of {name}", **options)
     assert await backend.cancel("id-cancelled") is not None
     now, directory = Components.system().clock.wall().seconds, location.open_directory()
+    parts: list[QueuePart] = ["queue", "dead"]
     listed = {
         each.id: each
-        for part in ("queue", "dead")
-        for each in await directory.list("emails", cast("QueuePart", part), after="", limit=100)
+        for part in parts
+        for each in await directory.list("emails", part, after="", limit=100)
     }
     for state, facts in SHOWN.items():
         name = f"id-{state}"
@@ -1250,6 +1252,31 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     suspects = await mine.claim(5, session=ME, visibility=60, suspects=True)
     assert len(suspects.messages) == most
     assert await claim(other) == []
+
+
+ONE_AT_A_TIME = QueueLimits(max_concurrency=1)
+ONE_AN_HOUR = QueueLimits(rate=1 / 3600, burst=1)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ONE_AT_A_TIME,
+        ONE_AN_HOUR,
+        QueueLimits(tasks={"send": ONE_AT_A_TIME}),
+        QueueLimits(tasks={"send": ONE_AN_HOUR}),
+    ],
+    ids=["queue", "rate", "task", "rate of a task"],
+)
+async def test_limits_of_queues_are_their_own(location: QueueLocation, limits: QueueLimits) -> None:
+    """Also those of tasks with the same name."""
+    queues = [await location.open(name, limits=limits) for name in ("emails", "letters")]
+    for number, backend in enumerate(queues):
+        await push(backend, f"{number}-a", f"{number}-b", task="send")
+    for number, backend in enumerate(queues):
+        assert values(await claim(backend, tasks=["send"])) == [f"{number}-a"]
+    for backend in queues:
+        assert await claim(backend, tasks=["send"]) == []
 
 
 @pytest.mark.parametrize(
