@@ -63,6 +63,7 @@ PAGES_DIFFER = {
     "test_results_are_forgotten_with_their_messages": _HOUR,
     "test_all_old_results_are_forgotten_a_part_at_a_time": _HOUR,
     "test_progress_of_dead_processes_is_forgotten_after_a_day": _HOUR,
+    "test_progress_has_the_time_of_its_latest_report": "there are no rows to let be older",
     "test_messages_of_newer_code_are_not_changed_from_outside": _WHOLE,
 }
 """Tests that state the ways of a database, and why pages do it in another way.
@@ -2167,6 +2168,35 @@ async def test_progress_stays_when_old_messages_are_forgotten(
     assert (info.progress, info.progress_note) == (0.5, "half")
 
 
+def age_progress(location: PostgresQueues | SqliteQueues, seconds: float, *ids: str) -> None:
+    """Let reports about messages be so much older."""
+    by = f"interval '{seconds} s'" if isinstance(location, PostgresQueues) else seconds
+    names = ", ".join(f"'{name}'" for name in ids)
+    location.execute(
+        f"UPDATE {{}}.jobsync_progress SET reported = reported - {by}"
+        f" WHERE id IN ({names}) RETURNING 1"
+    )
+
+
+async def test_progress_has_the_time_of_its_latest_report(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """People see from it whether a handler still works."""
+    assert isinstance(location, PostgresQueues | SqliteQueues)
+    await backend.push(new_messages(1))
+    message = await take(backend)
+    await backend.report_progress([ProgressReport(message.receipt, 0.5, "half")])
+    age_progress(location, 5000, "id-1")
+    for age, progress, note in ((5000, 0.5, "half"), (0, 0.5, ""), (0, 0.7, "more")):
+        if not age:
+            await backend.report_progress([ProgressReport(message.receipt, progress, note)])
+        info = await backend.get("id-1")
+        assert info is not None
+        assert info.progress_at is not None
+        assert info.seen - info.progress_at == pytest.approx(age, abs=60)
+        assert (info.progress, info.progress_note) == (progress, note)
+
+
 @pytest.mark.parametrize("older_than", [0, 2 * 86_400])
 async def test_progress_of_dead_processes_is_forgotten_after_a_day(
     location: QueueLocation, older_than: float
@@ -2174,20 +2204,14 @@ async def test_progress_of_dead_processes_is_forgotten_after_a_day(
     """Or with completed messages, if these are kept for longer; and in its own queue only."""
     assert isinstance(location, PostgresQueues | SqliteQueues)
     ages = [23, 25, 47, 49]
-    for name in ("emails", "letters"):
-        backend = await location.open(name)
+    queues = {name: await location.open(name) for name in ("emails", "letters")}
+    for name, backend in queues.items():
         await backend.push(new_messages(*(f"{name}-{age}" for age in ages)))
         for message in await claim(backend):
             await backend.report_progress([ProgressReport(message.receipt, 0.5, "")])
     for age in ages:
-        seconds: Any = 3600 * age
-        if isinstance(location, PostgresQueues):
-            seconds = f"interval '{seconds} seconds'"
-        location.execute(
-            f"UPDATE {{}}.jobsync_progress SET reported = reported - {seconds}"
-            f" WHERE id IN ('id-emails-{age}', 'id-letters-{age}') RETURNING 1"
-        )
-    await backend.forget("completed", older_than=older_than)
+        age_progress(location, 3600 * age, f"id-emails-{age}", f"id-letters-{age}")
+    await queues["letters"].forget("completed", older_than=older_than)
     left = location.execute("SELECT id FROM {}.jobsync_progress")
     kept = [age for age in ages if age <= max(24, older_than / 3600)]
     assert {name for (name,) in left} == {

@@ -1,8 +1,10 @@
 """Messages as rows of a database: what is impossible is refused, and what is damaged is shown."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from chance import FakeClock
 
 from jobsync import Corrupt, Events
 from jobsync.core.arguments import LONGEST_DELAY
@@ -16,7 +18,9 @@ from jobsync.queue.sql.message_rows import (
     read_infos,
     read_message,
 )
+from jobsync.queue.sql.sqlite_directory import read_clock
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.sql import SqliteAccess
 
 RECEIPT = Receipt("id-1", 3, "claim-1")
 MOST = 2**31 - 2
@@ -194,3 +198,19 @@ def test_the_latest_claims_of_which_nothing_was_settled_are_known() -> None:
     for number in (1, 1_000):
         assert claims.remove(f"claim-{number}") == {f"id-{number}", "other"}
         assert claims.remove(f"claim-{number}") == set()
+
+
+@pytest.mark.parametrize(("boot", "delay_now"), [(7, 30.0), (0, 5_000.0)])
+def test_what_is_shown_is_counted_by_the_clocks_of_claims_and_delays(
+    boot: int, delay_now: float
+) -> None:
+    """Where a boot has no id, delays count by the time of day; claims never do."""
+    clock = FakeClock()
+    clock.boot_id, clock.mono_seconds, clock.wall_seconds = boot, 30.0, 5_000.0
+    assert read_clock(cast("SqliteAccess", SimpleNamespace(clock=clock))) == {
+        "now": 5_000.0,
+        "boot": boot,
+        "mono": 30.0,
+        "delay_boot": boot,
+        "delay_now": delay_now,
+    }

@@ -207,6 +207,6 @@ async def test_what_cannot_be_returned_in_time_is_given_up(monkeypatch: pytest.M
     monkeypatch.setattr(shutdown, "LAST_MOMENTS", 0.0)
     monkeypatch.setattr(stage, "flush", asyncio.Event().wait)
     stage.shutdown.limit(0.0)
-    await stage.shutdown.run()
+    await asyncio.wait_for(stage.shutdown.run(), 60)
     assert stage.lost == ["it could not be returned in time"]
     assert stage.steps[-1] == ("cancel callbacks", 0.0)
