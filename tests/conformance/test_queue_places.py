@@ -282,12 +282,20 @@ async def test_each_message_of_a_claim_is_found_in_every_order(
 @MIXES
 @pytest.mark.parametrize("move", RETURNS)
 @pytest.mark.parametrize(
-    ("order", "expected"),
-    [("fifo", [3, 2, 1, 0]), ("lifo", [3, 2, 1, 0]), ("priority", [3, 1, 2, 0])],
+    ("order", "is_newest_first", "expected"),
+    [
+        ("fifo", True, [3, 2, 1, 0]),
+        ("fifo", False, [0, 1, 2, 3]),
+        ("lifo", True, [3, 2, 1, 0]),
+        ("lifo", False, [3, 2, 1, 0]),
+        ("priority", True, [3, 1, 2, 0]),
+        ("priority", False, [3, 1, 2, 0]),
+    ],
 )
 async def test_a_message_that_comes_back_stands_where_its_order_says(
     location: QueueLocation,
     order: QueueOrder,
+    is_newest_first: bool,
     expected: list[int],
     move: Transition,
     tasks: Sequence[str],
@@ -300,7 +308,8 @@ async def test_a_message_that_comes_back_stands_where_its_order_says(
     ]
     await add(backend, *tasked)
     messages = await claim(backend, tasks=tasks)
-    for number, message in enumerate(sorted(messages, key=lambda each: each.id, reverse=True)):
+    messages.sort(key=lambda each: each.id, reverse=is_newest_first)
+    for number, message in enumerate(messages):
         await settle(backend, [message], move, delay=number)
     location.advance(10)
     if isinstance(backend, PagesBackend) and order == "fifo":
@@ -1226,7 +1235,23 @@ async def test_all_ways_to_show_a_message_agree(
             assert describe(head, now) == bare
         else:
             assert head is None
+        assert await directory.find_head("letters", f"of {state}") is None
     assert listed == {}
+
+
+async def test_a_directory_lists_dead_letters_by_id_whenever_they_died(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """So that no page leaves any out."""
+    await push(backend, 1, 2, 3)
+    messages = {each.value["n"]: each for each in await claim(backend)}
+    for number in (3, 1, 2):
+        await settle(backend, [messages[number]], "bury", error="no")
+    directory, found = location.open_directory(), list[str]()
+    for _ in range(3):
+        after = found[-1] if found else ""
+        found += [each.id for each in await directory.list("emails", "dead", after=after, limit=1)]
+    assert found == ["id-1", "id-2", "id-3"]
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -578,3 +578,14 @@ async def test_a_directory_that_cannot_be_read_is_unavailable(
     with pytest.raises(Unavailable, match="the reply was lost") as failed:
         await DIRECTORY_CALLS[call](directory)
     assert isinstance(failed.value.__cause__, OutcomeUnknown)
+
+
+@pytest.mark.parametrize(
+    ("due", "seconds", "expected"), [(None, 5.0, 5.0), (3.0, 5.0, 3.0), (7.0, 5.0, 5.0)]
+)
+def test_a_rate_lets_a_worker_look_again_in_time(
+    due: float | None, seconds: float, expected: float
+) -> None:
+    """When it allows more, or when a delay ends before."""
+    rows = common.ClaimedRows([], suspects=True, due=due, lapse=9.0, more=True)
+    assert rows.limit_due(seconds) == rows._replace(due=expected)

@@ -137,6 +137,7 @@ class Stage:
 
     async def wait(self, _: asyncio.Event, seconds: float) -> None:
         """Advance the time to what happens next."""
+        assert self.now < 1_000
         ends = [end - self.now for end in (self._handler, self._callback) if end > self.now]
         self.clock.mono_seconds += min(seconds, *ends)
         if self.meanwhile is not None:
