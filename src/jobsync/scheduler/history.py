@@ -148,13 +148,15 @@ class JobHistory:
         self,
         name: str,
         *,
-        statuses: Sequence[str] = (),
+        statuses: Sequence[str] | None = None,
         since: float | None = None,
         limit: int = 50,
         after: str = "",
     ) -> list[HistoryEntry]:
         """Return a job's firings and gaps, the newest first."""
-        where: dict[str, Any] | None = {"status": {"$in": list(statuses)}} if statuses else None
+        where: dict[str, Any] | None = None
+        if statuses is not None:
+            where = {"status": {"$in": list(statuses)}}
         prefix = self._run_prefix(name)
         records = await self._get_store().scan(
             prefix, after=f"{prefix}{after}" if after else "", limit=limit, where=where

@@ -1,15 +1,25 @@
-"""What is reported of a message when its claim ends: its progress is over, and it counts once."""
+"""What is reported of messages: events with their fields, counters, and the user's functions."""
 
+import asyncio
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from jobsync import Event
-from jobsync.core.messages import Cancel, Completed, Failed, Returned, Snooze
+from jobsync.core.messages import (
+    REVOKED,
+    Cancel,
+    Completed,
+    Failed,
+    HandlerVerdict,
+    Returned,
+    Snooze,
+)
+from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
-from jobsync.queue.backend import Message, Receipt
+from jobsync.queue.backend import EndedClaim, Message, Receipt
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.progress import ProgressWriter
 from jobsync.queue.reporter import QueueReporter, ReportingQueue
@@ -108,3 +118,212 @@ def test_events_of_a_queue_have_the_names_of_the_documents_too() -> None:
     assert events.MessageBuried.name == events.MessageRecovered.name
     assert events.AttemptError.name == events.QueueError.name
     assert "plg:queue:message:complete" in events.MessageCompleted.aliases
+
+
+class Notes:
+    """A reporter to which somebody listens, and what it has emitted and stored."""
+
+    def __init__(
+        self,
+        on_complete: Callable[..., Any] | None = None,
+        on_error: Callable[..., Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.emitted: list[Event] = []
+        self.stored: list[Any] = []
+        queue = SimpleNamespace(
+            queue="mails",
+            emit=self.emitted.append,
+            events=SimpleNamespace(has_listener=lambda _: True),
+        )
+        progress = SimpleNamespace(is_used=False, report=lambda *facts: self.stored.append(facts))
+        self.reporter = QueueReporter(
+            cast("ReportingQueue", queue),
+            on_complete,
+            on_error,
+            timeout,
+            cast("ProgressWriter", progress),
+        )
+
+
+def settle(reporter: QueueReporter, attempt: int, verdict: HandlerVerdict, delay: float) -> Any:
+    """Report that an attempt, which took 2.5 seconds, was settled."""
+    delivery = Delivery("id-1", build_message(attempt), {"id": "id-1"}, "me", cast("Any", 0.0))
+    delivery.duration = 2.5
+    return reporter.on_settled(delivery, verdict, delay)
+
+
+ABOUT: dict[str, Any] = {"queue": "mails", "message_id": "id-1", "attempt": 1}
+LAST: dict[str, Any] = {**ABOUT, "attempt": 2}
+
+
+def build_claim(state: Any) -> EndedClaim:
+    """Return the claim of another session that was ended."""
+    return EndedClaim(id="id-1", state=state, attempt=2, session="s.1")
+
+
+REPORTS: dict[str, tuple[Callable[[QueueReporter], object], list[Event], dict[str, int]]] = {
+    "enqueued": (
+        lambda to: to.on_enqueued(["a", "b", "c"]),
+        [events.MessagesEnqueued(queue="mails", ids=("a", "b", "c"))],
+        {"enqueued": 3},
+    ),
+    "completed": (
+        lambda to: settle(to, 1, Completed({"n": 1}), 0.0),
+        [events.MessageCompleted(**ABOUT, duration=2.5)],
+        {"completed": 1},
+    ),
+    "cancelled by its handler": (
+        lambda to: settle(to, 1, Cancel("stale"), 0.0),
+        [events.MessageCancelled(**ABOUT, reason="stale")],
+        {"cancelled": 1},
+    ),
+    "returned": (
+        lambda to: settle(to, 1, Returned(), 0.5),
+        [events.MessageReturned(**ABOUT, delay=0.5)],
+        {"returned": 1},
+    ),
+    "snoozed": (
+        lambda to: settle(to, 2, Snooze(5), 5.0),
+        [events.MessageReturned(**LAST, delay=5.0)],
+        {"returned": 1},
+    ),
+    "retried": (
+        lambda to: settle(to, 1, Failed("no: a.py:1", ValueError("no")), 7.0),
+        [
+            events.MessageRetried(**ABOUT, error="no: a.py:1", delay=7.0),
+            events.AttemptError(queue="mails", error="ValueError: no", message_id="id-1"),
+        ],
+        {"retried": 1},
+    ),
+    "dead": (
+        lambda to: settle(to, 2, Failed("late"), 0.0),
+        [
+            events.MessageDead(**LAST, error="late"),
+            events.AttemptError(queue="mails", error="RuntimeError: late", message_id="id-1"),
+        ],
+        {"dead": 1},
+    ),
+    "lost": (
+        lambda to: to.on_lost(build_message(1), "its claim has ended"),
+        [events.MessageLost(**ABOUT, reason="its claim has ended")],
+        {"lost": 1},
+    ),
+    "ended": (
+        lambda to: to.on_ended([build_claim("waiting"), build_claim("dead")]),
+        [
+            events.MessageRecovered(**LAST, state="waiting"),
+            events.MessageBuried(**LAST, state="dead"),
+        ],
+        {},
+    ),
+    "overrun": (
+        lambda to: to.on_overrun(build_message(1), 7.0),
+        [events.HandlerOverran(**ABOUT, timeout=7.0)],
+        {},
+    ),
+    "progress": (
+        lambda to: to.on_progress(build_message(1), 0.25, "page 1"),
+        [events.MessageProgressed(**ABOUT, progress=0.25, note="page 1")],
+        {},
+    ),
+    "result dropped": (
+        lambda to: to.on_result_dropped(build_message(1), "too large"),
+        [events.ResultDropped(**ABOUT, reason="too large")],
+        {},
+    ),
+    "cancelled from outside": (
+        lambda to: to.on_cancelled(build_claim("cancelled")),
+        [events.MessageCancelled(**LAST, reason=REVOKED)],
+        {"cancelled": 1},
+    ),
+    "newer": (
+        lambda to: to.on_newer(3, 9),
+        [events.NewerMessages(queue="mails", count=3, format=9)],
+        {},
+    ),
+    "failure": (
+        lambda to: to.on_failure(ValueError("no")),
+        [events.QueueError(queue="mails", error="ValueError: no", message_id=None)],
+        {},
+    ),
+    "failure with a message": (
+        lambda to: to.on_failure(ValueError("no"), "id-1"),
+        [events.QueueError(queue="mails", error="ValueError: no", message_id="id-1")],
+        {},
+    ),
+}
+"""What is reported, the events that tell it, and what is counted."""
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_what_happens_is_told_in_events_with_all_their_fields(name: str) -> None:
+    """In this order, each once; counters count messages."""
+    report, told, counted = REPORTS[name]
+    notes = Notes()
+    report(notes.reporter)
+    assert notes.emitted == told
+    assert [type(each) for each in notes.emitted] == [type(each) for each in told]
+    assert notes.reporter.counters == counted
+    assert notes.stored == (
+        [(build_message(1).receipt, 0.25, "page 1")] if name == "progress" else []
+    )
+
+
+class _Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), _Stop("no"), TimeoutError()])
+@pytest.mark.parametrize("name", ["on_complete", "on_error"])
+async def test_an_error_of_the_users_function_is_told_with_its_place(
+    name: str, error: BaseException, *, is_async: bool
+) -> None:
+    """Whatever it raises: it ends neither the worker nor the program."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise error
+
+    async def fail_later(*_: Any) -> NoReturn:
+        raise error
+
+    function = fail_later if is_async else fail
+    notes = Notes(**{name: function})
+    verdict = Completed(None) if name == "on_complete" else Failed("late")
+    running = settle(notes.reporter, 1, verdict, 0.0)
+    assert (running is not None) is is_async
+    if running is not None:
+        await running
+    told = notes.emitted[-1]
+    assert isinstance(told, HandlerFailed)
+    assert (told.event, told.callback.rpartition(".")[2]) == (name, function.__name__)
+    assert type(error).__name__ in told.error
+    assert f"in {function.__name__}" in told.error
+
+
+async def test_the_users_function_may_take_the_timeout_of_the_queue() -> None:
+    """It is cancelled then, and that is told; the end of the worker cancels it silently."""
+    seen: list[str] = []
+
+    async def hang(*_: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    notes = Notes(on_complete=hang, timeout=0.01)
+    await settle(notes.reporter, 1, Completed(None), 0.0)
+    assert seen == ["cancelled"]
+    told = notes.emitted[-1]
+    assert isinstance(told, HandlerFailed)
+    assert told.error.startswith("TimeoutError")
+    notes = Notes(on_complete=hang)
+    task = asyncio.ensure_future(settle(notes.reporter, 1, Completed(None), 0.0))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == ["cancelled", "cancelled"]
+    assert [type(each) for each in notes.emitted] == [events.MessageCompleted]

@@ -1,6 +1,7 @@
 """What an action learns from its context, and what it can do with it on a thread."""
 
 import asyncio
+import inspect
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -20,8 +21,12 @@ def build(**more: Any) -> JobContext:
 def test_attributes_are_items() -> None:
     """Those of its own first: data cannot replace them."""
     context = build(data={"job_name": "other", "size": 3}, database="db", is_manual=True)
-    for name in ("job_name", "job_id", "execution_id", "attempt", "database", "lost", "data"):
-        assert context[name] == getattr(context, name)
+    context.mark_lost("it was late")
+    names = [name for name in dir(context) if not name.startswith("_")]
+    names = [name for name in names if not inspect.ismethod(getattr(context, name))]
+    assert {"job_name", "lost_reason", "scheduler"} <= {*names}
+    for name in names:
+        assert context[name] == context.get(name, "other") == getattr(context, name)
         assert name in context
     assert context["job_name"] == context["job_id"] == "report"
     assert (context["size"], context.get("size"), context.get("color", "red")) == (3, 3, "red")

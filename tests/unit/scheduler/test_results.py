@@ -1,7 +1,7 @@
 """Results as they are recorded: JSON as it is, a short description of anything else."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -73,6 +73,26 @@ def test_anything_else_is_described(result: Any, shown: str) -> None:
     text = describe_result(result)
     assert text.startswith(shown)
     assert len(text) <= 1000
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, frozenset, lambda items: dict.fromkeys(items)])
+def test_a_container_is_described_by_its_first_20_items(kind: Any) -> None:
+    """Whatever its kind."""
+    text = describe_result(kind(timedelta(days=n) for n in range(1, 30)))
+    assert text.count("timedelta(days=") == 20
+    assert "..." in text
+
+
+@pytest.mark.parametrize("contain_it", [lambda it: it, lambda it: [it], lambda it: {"key": it}])
+def test_ctrl_c_while_a_result_is_described_ends_the_program(contain_it: Any) -> None:
+    """It is not an error of the result."""
+
+    class Interrupted:
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        describe_result(contain_it(Interrupted()))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
