@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from waiting import until
 
 from jobsync import Database, Document, Invalid, JobContext, QueuePlugin, SchedulerPlugin
 from jobsync.scheduler.job_message import build_key, parse_message
+from jobsync.scheduler.settings import SchedulerSettings, parse_job
 
 
 @pytest.fixture
@@ -254,6 +257,55 @@ async def test_a_run_that_is_resumed_enqueues_nothing_again(locate: Locate, kind
         by_hand = await send(db, make_context(is_manual=True))
         assert by_hand != first
         assert await queue.count() == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 5, "priority": 1}, {"namespace": "slow"}])
+async def test_a_message_has_the_options_of_its_job_and_the_key_of_its_run(
+    options: dict[str, Any],
+) -> None:
+    """For a day, in which a run may be resumed; it replaces nothing."""
+    calls: list[tuple[Any, Any]] = []
+
+    class Reports:
+        async def enqueue(self, data: Any, **given: Any) -> str:
+            calls.append((data, given))
+            return "message-1"
+
+    database: Any = SimpleNamespace(resource={"reports": Reports()}.__getitem__)
+    message = parse_message("nightly", {"resource": "reports", "data": {"n": 1}, **options})
+    assert await message.build_action()(database, make_context()) == "message-1"
+    own = {"key": "eu/nightly@1000", "key_ttl": 86_400.0, "replace": False}
+    assert calls == [({"n": 1}, {"namespace": None, **options, **own})]
+
+
+async def test_a_job_is_checked_with_the_queue_that_it_names() -> None:
+    """Also while another queue of the resource would not take its message."""
+    tasks, plain = make_queue("reports", namespace="tasks"), make_queue("reports", namespace="b")
+    async with Database("memory://", plugins=[tasks, plain], work=False) as database:
+        for namespace in ("tasks", "b"):
+            given = {"resource": "reports", "namespace": namespace, "data": {}}
+            parse_message("nightly", given).check("nightly", database)
+        for namespace in (None, "c"):
+            given = {"resource": "reports", "namespace": namespace, "data": {}}
+            with pytest.raises(Invalid):
+                parse_message("nightly", given).check("nightly", database)
+
+
+def test_a_function_that_does_not_tell_what_it_takes_may_find_the_data() -> None:
+    """As some of Python's own."""
+    with pytest.raises(ValueError, match="signature"):
+        inspect.signature(max)
+    assert parse_message("nightly", {"resource": "reports", "data": max}).data is max
+
+
+@pytest.mark.parametrize(("default", "retries"), [(0, 3), (2, 3), (3, 3), (7, 7)])
+def test_a_job_that_enqueues_is_retried_three_times_or_more(default: int, retries: int) -> None:
+    """To repeat that is harmless; unless the job has retries of its own."""
+    settings = SchedulerSettings(default_retries=default)
+    job = {"schedule": NEVER, "enqueue": {"resource": "reports", "data": {}}}
+    assert parse_job("nightly", job, settings).definition.retries == retries
+    for own in (0, 1, 9):
+        assert parse_job("nightly", {**job, "retries": own}, settings).definition.retries == own
 
 
 def test_a_long_key_is_shortened() -> None:

@@ -155,8 +155,22 @@ async def send(
 
 SEND = TaskSignature("mail.send", send)
 UNTYPED = TaskSignature("mail.ask", lambda context: context)
+UNTYPED_SHORT = TaskSignature("mail.ask", lambda to, ctx: (to, ctx))
+
+
+def _named_alike(context: str, ctx: int) -> None: ...
+
+
+NAMED_ALIKE = TaskSignature("mail.text", _named_alike)
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (UNTYPED.encode, "^context is missing: mail.ask needs it. Annotate it .*: context: Context"),
+    (lambda: UNTYPED_SHORT.encode("a"), "^ctx is missing: .* Annotate it .*: ctx: Context"),
+    (lambda: UNTYPED_SHORT.encode(ctx="a"), r"^to is missing: .* Call it as ask\(to, ctx\)"),
+    (NAMED_ALIKE.encode, r"^context is missing: .* Call it as text\(context: str, "),
+    (lambda: NAMED_ALIKE.encode("a"), r"^ctx is missing: .* Call it as text\(context: str, "),
+    (lambda: SEND.encode_some({"context": 1}), "^context is not a parameter of mail.send"),
+    (lambda: SEND.encode_some({"to": "a", "too": 1}), "^too is not a parameter .* Did you mean to"),
+    (lambda: SEND.encode_some({"note": object()}), "^note cannot be stored"),
     (SEND.encode, r"^to is missing: mail.send needs it. Call it as send\(to: str, "),
     (lambda: SEND.encode("a"), "^address is missing: mail.send needs it"),
     (
@@ -320,6 +334,7 @@ def _nested(value: dict[str, list[Context]]) -> None: ...
 def _unions(value: Address | Point | Model) -> None: ...
 def _unknown(value: "Unknown") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def _two(a: Context, b: BlockingContext) -> None: ...
+def _underscores(a: int, __b: int) -> None: ...
 def _gives_back() -> Context: ...  # type: ignore[empty-body]
 
 
@@ -334,6 +349,7 @@ def _gives_back() -> Context: ...  # type: ignore[empty-body]
         (_unions, "^value has an annotation that cannot be stored"),
         (_unknown, "annotations that cannot be read: NameError"),
         (_two, "^b is the second parameter for the context"),
+        (_underscores, "^__b must not begin with two underscores"),
         (_gives_back, "^return has an annotation that cannot be stored"),
     ],
 )

@@ -1,7 +1,9 @@
 """Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
 
 import copy
+import sys
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,6 +36,71 @@ async def test_an_option_among_the_arguments_is_shown_where_it_belongs(
     # A parameter of the function is no option.
     with pytest.raises(Invalid, match=r"Pass what send\(") as caught:
         send.encode("a", timeout="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["send", "mail.send", "app.mail.send"])
+async def test_a_fix_names_the_function_alone(name: str) -> None:
+    """Wherever its module is: that is what its user writes."""
+    task = QueuePlugin("own").task(name=name)(send.function)
+    with pytest.raises(Invalid, match=r"Use send\.with_options\(delay=5\)"):
+        await task.enqueue("a", delay=5)  # type: ignore[call-arg]
+    with pytest.raises(Invalid, match=r"\(got 'send\.enqueue_sync'\). Await send\.enqueue\("):
+        task.enqueue_sync("a")
+    with pytest.raises(AttributeError, match=r"use `await send\.enqueue\(…\)`"):
+        task.delay("a")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("spec", "file", "name"),
+    [
+        (None, None, "__main__"),
+        (None, "/srv/app/mails.py", "mails"),
+        ("app.mails", "/srv/app/mails.py", "app.mails"),
+        ("app.__main__", "/srv/app/__main__.py", "app"),
+        ("app.main", "/srv/app/main.py", "app.main"),
+    ],
+    ids=["typed", "script", "module", "package", "module of a package"],
+)
+def test_a_task_has_the_same_name_where_its_module_is_run_and_where_it_is_imported(
+    spec: str | None, file: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a worker finds what a script has enqueued."""
+    main = SimpleNamespace(__spec__=spec and SimpleNamespace(name=spec), __file__=file)
+    monkeypatch.setitem(sys.modules, "__main__", cast("ModuleType", main))
+
+    def work() -> None: ...
+
+    work.__module__, work.__qualname__ = "__main__", "Mails.work"
+    assert QueuePlugin("own").task(work).name == f"{name}.Mails.work"
+    work.__module__ = "other"
+    assert QueuePlugin("own").task(work).name == "other.Mails.work"
+
+
+async def test_a_call_with_a_connection_of_the_caller_needs_no_event_loop_of_the_database() -> None:
+    """None is no connection."""
+    own = QueuePlugin("own")
+    task = own.task(name="send")(send.function)
+    assert task.home_loop is None
+    async with Database("memory://", plugins=[own], work=False):
+        assert own.home_loop is not None
+        for call in (task, task.with_options(delay=5), task.with_options(connection=None)):
+            assert call.home_loop is own.home_loop
+        assert task.with_options(connection=object()).home_loop is None
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+async def test_each_message_of_a_task_is_checked_before_any_is_stored(wrong: int) -> None:
+    """Not only the first one."""
+    own = QueuePlugin("own")
+    task = own.task(name="send")(send.function)
+    messages: list[dict[str, Any]] = [{"to": "a"}, {"to": "b"}, {"to": "c"}]
+    messages[wrong] = {"to": 5}
+    async with Database("memory://", plugins=[own], work=False):
+        with pytest.raises(Invalid, match="to must be `str`"):
+            await own.enqueue_many(messages, task="send")
+        with pytest.raises(Invalid, match="to must be `str`"):
+            await task.enqueue_many(messages)
+        assert await own.count("all") == 0
 
 
 def test_the_calls_of_celery_name_ours() -> None:

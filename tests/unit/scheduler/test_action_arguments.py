@@ -43,6 +43,32 @@ def take_optional(db: Any = None, context: JobContext | None = None) -> tuple[An
     return (db, context and context.job_name)
 
 
+def take_all_optional(
+    db: Any,
+    context: JobContext | None = None,
+    scheduler: Any = None,
+    more: Any = None,
+    last: int = 3,
+) -> tuple[Any, ...]:
+    """Take what is there, and keep what is not."""
+    return (db, context and context.job_name, scheduler, more, last)
+
+
+def take_rest(db: Any, *rest: Any) -> tuple[Any, ...]:
+    """Take the database, and whatever comes."""
+    return (db, *(each.job_name for each in rest))
+
+
+def take_rest_after_default(db: Any, limit: int = 3, *rest: Any) -> tuple[Any, ...]:
+    """Keep a value of its own, before whatever comes."""
+    return (db, limit, *rest)
+
+
+def take_by_name(db: Any, *, context: JobContext | None = None) -> tuple[Any, ...]:
+    """Take the context by its name, by which nobody passes it."""
+    return (db, context)
+
+
 def take_captured(db: Any, name: str = "captured") -> tuple[Any, ...]:
     """Keep a value of its own."""
     return (db, name)
@@ -67,6 +93,10 @@ class Called:
         (take_three, (DATABASE, "report", SCHEDULER)),
         (take_all, (DATABASE, "report")),
         (take_optional, (DATABASE, "report")),
+        (take_all_optional, (DATABASE, "report", SCHEDULER, None, 3)),
+        (take_rest, (DATABASE, "report")),
+        (take_rest_after_default, (DATABASE, 3)),
+        (take_by_name, (DATABASE, None)),
         (take_captured, (DATABASE, "captured")),
         (partial(take_captured, "own"), ("own", "captured")),
         (partial(take_captured, name="bound"), (DATABASE, "bound")),
@@ -99,8 +129,16 @@ def takes_context_alone(context: Any) -> None:
     """Take the context where the database comes."""
 
 
+def takes_short_context(ctx: Any = None) -> None:
+    """Likewise, by its short name."""
+
+
 def takes_typed_context(run: JobContext) -> None:
     """Take the context under another name."""
+
+
+def takes_quoted_context(run: "JobContext") -> None:
+    """Take the context under another name, with its type as a text."""
 
 
 def needs_four(a: Any, b: Any, c: Any, d: Any) -> None:
@@ -119,7 +157,9 @@ def needs_a_name(db: Any, limit: int = 1, *, name: str) -> None:
         (yields, r"action is a generator, which nobody runs .* Write a function without yield"),
         (yields_in_coroutine, "action is a generator, which nobody runs"),
         (takes_context_alone, r"has 'context' first, which would get the database .*\(db, context"),
+        (takes_short_context, "has 'ctx' first, which would get the database"),
         (takes_typed_context, "has 'run' first, which would get the database"),
+        (takes_quoted_context, "has 'run' first, which would get the database"),
         (needs_four, r"action must take at most 3 arguments .* Write async def action\(db\)"),
         (needs_a_name, "action must not need the argument 'name' by name"),
     ],

@@ -10,8 +10,10 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 from action_stage import ActionNotes, ActionStage, build_context, play
+from chance import FakeClock
 from hostile import HOSTILE, build_error, contain
 from waiting import until
 
@@ -47,6 +49,20 @@ def test_a_success_is_one_attempt() -> None:
 
     result = object()
     play(story)
+
+
+async def test_a_clock_that_is_set_during_a_run_does_not_change_how_long_it_took() -> None:
+    """It ends after it has started."""
+    clock = FakeClock()
+    stage = ActionStage(msgspec.structs.replace(Components.system(), clock=clock))
+
+    async def act() -> None:
+        clock.mono_seconds += 3
+        clock.wall_seconds -= 3600
+
+    begun = clock.wall_seconds
+    outcome = await stage.run(act)
+    assert (outcome.started_at, outcome.ended_at, outcome.duration) == (begun, begun + 3, 3)
 
 
 def test_each_attempt_is_prepared() -> None:
@@ -160,10 +176,12 @@ def test_a_broken_backoff_is_reported_and_replaced(
         raise LookupError
 
     async def story(stage: ActionStage) -> None:
-        outcome = await stage.run(act, retries=1, backoff=backoff)
-        assert outcome.attempts == 2
-        assert ("backoff", 1, error) in stage.listener.told
-        assert 1 <= outcome.duration <= 1.1
+        outcome = await stage.run(act, retries=3, backoff=backoff)
+        assert outcome.attempts == 4
+        failed = [told for told in stage.listener.told if told[0] == "backoff"]
+        assert failed == [("backoff", number, error) for number in (1, 2, 3)]
+        # The pauses double, with up to a tenth more.
+        assert 1 + 2 + 4 <= outcome.duration <= 1.1 * (1 + 2 + 4)
 
     play(story)
 
@@ -630,6 +648,54 @@ def test_a_cancelled_run_waits_for_its_coroutine(reason: str) -> None:
         assert log == [reason or "its run was cancelled", "ended"]
         assert stage.listener.told == [("attempt", 1)]
         assert stage.executor.running == []
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_run_that_has_ended_is_not_cancelled(is_failing: bool) -> None:
+    """Its task may go on: it records how the run went."""
+
+    async def act() -> None:
+        if is_failing:
+            raise LookupError
+
+    async def story(stage: ActionStage) -> None:
+        async def run_and_record() -> str:
+            outcome = await stage.run(act)
+            stage.executor.cancel("the scheduler stops")
+            await asyncio.sleep(1)
+            return outcome.status
+
+        task = asyncio.get_running_loop().create_task(run_and_record())
+        await asyncio.wait([task])
+        assert not task.cancelled()
+        assert task.result() == ("error" if is_failing else "success")
+
+    play(story)
+
+
+def test_who_waits_for_a_run_that_was_left_behind_waits_for_no_other() -> None:
+    """Neither for one of the same job, nor after its own has ended."""
+
+    def act(db: Any, context: JobContext) -> None:
+        block(context["seconds"])
+
+    async def story(stage: ActionStage) -> None:
+        executor = ActionExecutor(act, components=stage.components, threads=UserThreads())
+        loop, tasks = asyncio.get_running_loop(), []
+        for name, seconds in (("slow", 60), ("quick", 20)):
+            context = build_context(execution_id=name, data={"seconds": seconds})
+            run = executor.run(context, timeout=None, retries=0, listener=stage.listener)
+            tasks.append(loop.create_task(run))
+        await until(lambda: len(executor.running) == 2, "both have begun")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for name in ("none", "quick", "slow", "slow"):
+            await executor.wait(name)
+            left = sorted(context.execution_id for context in executor.running)
+            assert left == {"none": ["quick", "slow"], "quick": ["slow"], "slow": []}[name]
 
     play(story)
 

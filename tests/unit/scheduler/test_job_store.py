@@ -7,8 +7,9 @@ import pytest
 
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState
-from jobsync.scheduler.job_store import JobStore
-from jobsync.stores.contract import Head
+from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat
+from jobsync.scheduler.job_store import JobStore, Progress
+from jobsync.stores.contract import Head, Put
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.paging import head_pages
@@ -135,3 +136,108 @@ async def test_a_run_that_begins_during_a_removal_keeps_its_record(monkeypatch: 
 
     assert await jobs.history.prune("job", list_running, keep=0, oldest=1e9) == 4
     assert [entry.id for entry in await jobs.history.list_entries("job")] == [RUN.id]
+
+
+STATE = JobState(definition=JobDefinition(schedule="@daily"), defined_by="", last=0)
+
+
+@pytest.fixture
+def reports() -> list[Any]:
+    """What is reported of records that cannot be used."""
+    return []
+
+
+@pytest.fixture
+def watched(reports: list[Any]) -> JobStore:
+    """An empty store of jobs, whose reports are seen."""
+    components = Components.system()
+    components.events.on("store:record-set-aside", reports.append)
+    store = MemoryStore(components=components)
+    return JobStore(lambda: store, "default", components)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"schedule": "every day"},
+        {"timezone": "Europe/Berlim"},
+        {"timeout": "soon"},
+        {"timeout": 0},
+        {"retries": -1},
+        {"overlap": "wait"},
+        {"enabled": 1},
+    ],
+)
+async def test_a_change_that_is_not_understood_here_sets_its_job_aside(
+    watched: JobStore, reports: list[Any], edits: dict[str, Any]
+) -> None:
+    """Newer code may have made it; the other jobs are read, and it is reported once."""
+    for name in ("a", "b", "c"):
+        state = msgspec.to_builtins(STATE)
+        record = Put(
+            f"schedule/default/job/{name}", {**state, "edits": edits if name == "b" else {}}
+        )
+        await watched.store.write([record])
+    with pytest.raises(Corrupt):
+        await watched.read("b")
+    for _ in range(2):
+        assert {*await watched.read_all()} == {"a", "c"}
+        assert {*await watched.read_many(["c", "b", "a", "none"])} == {"a", "c"}
+    assert [(report.key, report.store) for report in reports] == [
+        ("schedule/default/job/b", watched.store.name)
+    ]
+    assert "not understood here" in reports[0].reason
+    assert await watched.list_names() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("value", "progress", "reported"),
+    [
+        (None, Progress(), 0),
+        ({}, Progress(), 0),
+        ({"until": 60, "open": ["a"], "code": "c"}, Progress(until=60, open=("a",), code="c"), 0),
+        ({"until": "now"}, Progress(), 1),
+        ([], Progress(), 1),
+    ],
+)
+def test_progress_that_cannot_be_read_is_none_and_reported_once(
+    watched: JobStore, reports: list[Any], value: Any, progress: Progress, reported: int
+) -> None:
+    """Then every job is looked at."""
+    assert watched.decode_progress(value) == watched.decode_progress(value) == progress
+    assert [report.key for report in reports] == ["schedule/default/progress"] * reported
+
+
+def test_a_job_that_cannot_be_used_is_reported_once_for_each_reason(
+    watched: JobStore, reports: list[Any]
+) -> None:
+    """However much is too much each time."""
+    errors: list[JobsyncError] = [
+        Invalid("value", 70_000, "is too large", "shorten it"),
+        Invalid("value", 80_000, "is too large", "shorten it a lot"),
+        Invalid("name", 3, "is too large", "shorten it"),
+        Corrupt("key", "no state"),
+    ]
+    for name in ("a", "b"):
+        for error in (*errors, *errors):
+            watched.report(name, error)
+    reasons = [(report.key, report.reason.partition(":")[0]) for report in reports]
+    state = "its state cannot be written"
+    assert reasons == [
+        (f"schedule/default/job/{name}", reason)
+        for name in ("a", "b")
+        for reason in (state, state, str(errors[-1]).partition(":")[0])
+    ]
+
+
+def test_a_note_that_cannot_be_used_is_reported_once(watched: JobStore, reports: list[Any]) -> None:
+    """By its key, or by that of the scheduler if newer code has written it."""
+    for _ in range(2):
+        watched.report_note(Corrupt("schedule/default/defined", "no number"))
+        watched.report_note(NewerFormat("schedule/default/defined", 9, 1))
+    assert [report.key for report in reports] == ["schedule/default/defined", "schedule/default/"]
+
+
+def test_tombstones_are_removed_where_records_are(watched: JobStore) -> None:
+    """Jobs, and versions of the code."""
+    assert watched.prefixes == ["schedule/default/job/", "schedule/default/code/"]
