@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from chance import FakeClock
 
 from jobsync import Components
 from jobsync.queue.executor import Deadlines
@@ -74,3 +75,19 @@ async def test_a_later_deadline_does_not_wake_the_watcher(
         watched.add(SECOND, 60)
         watched.deadlines.remove(SECOND)
     assert not woken
+
+
+async def test_those_that_are_late_together_are_reported_in_the_order_of_their_deadlines() -> None:
+    """Not of their additions; one whose time has just come is late, too."""
+    clock = FakeClock()
+    late: list[Delivery] = []
+    deadlines = Deadlines(clock, late.append)
+    fourth = cast("Delivery", object())
+    for delivery, seconds in ((FIRST, 3), (SECOND, 1), (THIRD, 2), (fourth, 4)):
+        deadlines.add(delivery, clock.mono() + seconds)
+    clock.mono_seconds += 3
+    deadlines._report_late(clock.mono())
+    assert late == [SECOND, THIRD, FIRST]
+    assert deadlines._next_check == clock.mono() + 1
+    deadlines._report_late(clock.mono())
+    assert late == [SECOND, THIRD, FIRST]

@@ -1,5 +1,6 @@
 """How handlers are called, and what their ends mean."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -66,12 +67,16 @@ def build_delivery() -> Delivery:
     return delivery
 
 
+@pytest.mark.parametrize("is_plain", [False, True])
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("result", [None, {"n": 1}, Snooze(5), Cancel("stale"), ValueError("mine")])
 async def test_a_coroutine_that_ends_after_its_time_has_failed(
-    result: Any, *, is_late: bool
+    result: Any, *, is_late: bool, is_plain: bool
 ) -> None:
-    """Whatever it returns or raises then: it may have swallowed its cancellation."""
+    """Whatever it returns or raises then: it may have swallowed its cancellation.
+
+    Also if a plain function has returned it.
+    """
     executor = Executor(1, auto_acknowledge=True)
     delivery = build_delivery()
 
@@ -81,9 +86,14 @@ async def test_a_coroutine_that_ends_after_its_time_has_failed(
             raise result
         return result
 
-    executor.add("", MessageHandler(handle))
+    def handle_on_thread(message: Any) -> Any:
+        return handle(message)
+
+    executor.add("", MessageHandler(handle_on_thread if is_plain else handle))
     verdict, overrun = await executor.run(delivery)
+    executor.close()
     assert overrun is None
+    assert executor.functions == {}
     if is_late:
         assert isinstance(verdict, Failed)
         assert "longer than 7 s" in verdict.error
@@ -92,3 +102,37 @@ async def test_a_coroutine_that_ends_after_its_time_has_failed(
         assert verdict.cause is result
     else:
         assert verdict == (result if isinstance(result, Snooze | Cancel) else Completed(result))
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("result", [None, {"n": 1}, Snooze(5)])
+async def test_a_handler_that_leaves_its_transaction_open_has_failed(
+    result: Any, *, is_late: bool, is_plain: bool
+) -> None:
+    """What it did there is rolled back, before anything else happens to its message."""
+    steps: list[str] = []
+
+    async def abandon() -> None:
+        steps.append("abandoned")
+
+    async def handle(_: Any) -> Any:
+        delivery.transaction = cast("Any", SimpleNamespace(abandon=abandon))
+        delivery.is_late = is_late
+        return result
+
+    def handle_on_thread(message: Any) -> Any:
+        return handle(message)
+
+    executor = Executor(1, auto_acknowledge=True)
+    delivery = build_delivery()
+    executor.add("", MessageHandler(handle_on_thread if is_plain else handle))
+    verdict, _ = await executor.run(delivery)
+    executor.close()
+    assert isinstance(verdict, Failed)
+    if is_late:
+        # Whoever has stopped it gives its transaction up.
+        assert "longer than 7 s" in verdict.error
+    else:
+        assert "before its context.transaction() has ended" in verdict.error
+        assert steps == ["abandoned"]

@@ -1,5 +1,6 @@
-"""Runs by hand of dead processes, which whoever fires the job looks for."""
+"""When jobs are looked at, what is noted of them, and the runs by hand of dead processes."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,8 @@ import pytest
 from chance import FakeClock
 
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobPause, JobState
+from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.loop import FiringLoop
@@ -25,6 +27,8 @@ class Stage:
 
     def __init__(self) -> None:
         components = msgspec.structs.replace(Components.system(), clock=FakeClock())
+        self.reports: list[Any] = []
+        components.events.on("store:record-set-aside", self.reports.append)
         self.store = MemoryStore(components=components)
         self.jobs = JobStore(lambda: self.store, "default", components)
         self.cache = JobCache(self.jobs, lambda *_: None)
@@ -33,12 +37,22 @@ class Stage:
             name: SimpleNamespace(name=name, options=SimpleNamespace(definition=DAILY))
             for name in names
         }
-        membership = SimpleNamespace(
-            incarnation="me.1", worker_id="me", timing=SimpleNamespace(heartbeat=5.0, timeout=15.0)
+        self.membership = membership = SimpleNamespace(
+            incarnation="me.1",
+            worker_id="me",
+            has_ended=False,
+            timing=SimpleNamespace(heartbeat=5.0, timeout=15.0),
         )
-        clock = SimpleNamespace(now=lambda: NOW, veto="", is_off=False, refresh=self._refresh)
-        owners = SimpleNamespace(watch=lambda *_: None, find_ended=self._find_ended)
-        runs = SimpleNamespace(names=[], room=5)
+        self.clock = clock = SimpleNamespace(
+            now=lambda: NOW, veto="", is_off=False, refresh=self._refresh
+        )
+        self.orphaned: list[str] = []
+        owners = SimpleNamespace(
+            watch=lambda *_: None,
+            find_ended=self._find_ended,
+            list_orphaned=lambda: self.orphaned,
+        )
+        self.runs = runs = SimpleNamespace(names=[], room=5)
         hooks = (lambda _: None, self._refresh)
         parts: Any = (self.cache, runs, self.known, membership, clock, components, owners, *hooks)
         self.loop = FiringLoop(*cast("Any", parts))
@@ -129,3 +143,224 @@ async def test_the_announcement_for_a_job_that_nobody_fires_is_forgotten(
     for _ in range(2):
         await stage.look()
         assert (await stage.list_announced() == {}) is is_forgotten
+
+
+@pytest.mark.parametrize("how", ["assign", "drop_all"])
+async def test_a_new_term_begins_anew(how: str) -> None:
+    """What was planned, waited or looked for in the last one says nothing."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    loop = stage.loop
+    assert loop._planned
+    for names in (loop._delayed, loop._undecided):
+        names.add("job")
+    for pairs in (loop._checked, loop._elsewhere):
+        pairs.add((DEAD, "job"))
+    loop._waiting["job"] = None
+    if how == "assign":
+        loop.assign(["job"], None, "code")
+    else:
+        loop.drop_all()
+    left = (loop._planned, loop._heap, loop._waiting, loop._delayed, loop._undecided)
+    assert not any((*left, loop._checked, loop._elsewhere))
+
+
+@pytest.mark.parametrize(
+    ("jitter", "planned", "where", "is_open"),
+    [
+        (0.0, NOW + 60, None, False),
+        (0.0, NOW, None, True),
+        (0.0, None, None, False),
+        # Its instant has come, and its own moment has not.
+        (30.0, NOW + 30, None, True),
+        (30.0, NOW + 30.5, None, False),
+        (0.0, NOW + 60, "_advancing", True),
+        (0.0, NOW + 60, "_waiting", True),
+        (0.0, NOW + 60, "_undecided", True),
+        (0.0, NOW + 60, "runs", True),
+    ],
+)
+async def test_a_successor_hears_of_each_job_that_is_not_decided(
+    jitter: float, planned: float | None, where: str | None, is_open: bool
+) -> None:
+    """It is due, is being decided, waits for room, runs, or the store has not answered."""
+    stage = Stage()
+    definition = msgspec.structs.replace(DAILY, jitter=jitter)
+    await stage.define("job", definition=definition, pause=JobPause(at=1.0))
+    await stage.fire("job")
+    await stage.cache.read("job")
+    stage.loop._plan("job", planned)
+    if where == "runs":
+        stage.runs.names.append("job")
+    elif where == "_undecided":
+        stage.loop._undecided.add("job")
+    elif where is not None:
+        getattr(stage.loop, where)["job"] = None
+    assert stage.loop._list_open(NOW) == ({"job"} if is_open else set())
+
+
+class _Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("facts", "beats", "pause"),
+    [
+        ({}, 0, 5.0),
+        ({"duty": True}, 1, 5.0),
+        # It has to know the time when they end.
+        ({"runs": True}, 1, 5.0),
+        # It has to notice when its clock is right again.
+        ({"veto": "it is ahead", "is_off": True}, 1, 5.0),
+        ({"veto": "not known yet"}, 1, 1.0),
+        ({"veto": "not known yet", "heartbeat": 0.5}, 1, 0.5),
+        ({"duty": True, "runs": True, "heartbeat": 0.5}, 1, 0.5),
+    ],
+)
+async def test_what_is_done_once_a_heartbeat_is_done_while_it_is_needed(
+    facts: dict[str, Any], beats: int, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time that is not known yet is asked for each second."""
+    stage = Stage()
+    await stage.define("job")
+    if "duty" in facts:
+        await stage.fire("job")
+    if "runs" in facts:
+        stage.runs.names.append("job")
+    stage.membership.timing.heartbeat = facts.get("heartbeat", 5.0)
+    stage.clock.is_off = facts.get("is_off", False)
+    stage.loop._veto = facts.get("veto", "")
+    clock, done, waits = stage.loop._components.clock, [], []
+
+    async def beat() -> None:
+        done.append("beat")
+
+    async def wait(until: Any) -> None:
+        waits.append(until - clock.mono())
+        raise _Stop
+
+    monkeypatch.setattr(stage.loop, "_beat", beat)
+    monkeypatch.setattr(stage.loop, "_beat_wakeup", SimpleNamespace(wait=wait))
+    with pytest.raises(_Stop):
+        await stage.loop._beat_forever()
+    assert (len(done), waits) == (beats, [pytest.approx(pause)])
+
+
+@pytest.mark.parametrize(
+    ("error", "reported", "has_term", "looks"),
+    [
+        (None, 0, True, True),
+        (Unavailable("memory", "silent"), 0, True, False),
+        (OutcomeUnknown("key", "lost"), 0, True, False),
+        (Corrupt("schedule/default/edits/latest", "no edits"), 1, True, True),
+        (NewerFormat("schedule/default/edits/latest", 9, 1), 1, True, True),
+        (Fenced("term", 1), 0, False, True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_a_heartbeat_that_fails_ends_only_what_it_must(
+    error: Exception | None,
+    reported: int,
+    has_term: bool,
+    looks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs that lost their process are looked at, although another one may lead by now."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    ended: list[str] = []
+
+    async def read_edited() -> list[str]:
+        if error is not None:
+            raise error
+        return []
+
+    async def write_progress(_: Any) -> None:
+        return
+
+    monkeypatch.setattr(stage.loop._duty, "read_edited", read_edited)
+    monkeypatch.setattr(stage.loop._duty, "write_progress", write_progress)
+    monkeypatch.setattr(stage.loop._duty, "end_term", lambda: ended.append("term"))
+    stage.orphaned.append("job")
+    await stage.loop._beat()
+    assert len(stage.reports) == reported
+    assert ended == ([] if has_term else ["term"])
+    assert (stage.loop._planned["job"] == 0.0) is looks
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "is_undecided", "reported"),
+    [
+        (None, 7.0, False, 0),
+        (Unavailable("memory", "silent"), 1.0, True, 0),
+        (OutcomeUnknown("key", "lost"), 1.0, True, 0),
+        (Corrupt("key", "no state"), 15.0, True, 1),
+        (NewerFormat("key", 9, 1), 15.0, True, 1),
+        (Invalid("value", "x", "is too large", "shorten it"), 15.0, True, 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_a_job_that_could_not_be_decided_is_looked_at_again(
+    error: Exception | None,
+    seconds: float,
+    is_undecided: bool,
+    reported: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a second if the store is silent; after the timeout if its record cannot be used."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    stage.loop._plan("job", None)
+    stage.loop._delayed.add("job")
+
+    async def decide(*_: Any) -> bool:
+        if error is not None:
+            raise error
+        return True
+
+    decider = SimpleNamespace(decide=decide, next_look=lambda _: NOW + 7.0)
+    monkeypatch.setattr(stage.loop, "_decider", decider)
+    await stage.loop._advance("job")
+    assert stage.loop._planned == {"job": NOW + seconds}
+    assert ("job" in stage.loop._undecided) is is_undecided
+    assert ("job" in stage.loop._delayed) is is_undecided
+    assert len(stage.reports) == reported
+
+
+@pytest.mark.parametrize(
+    ("room", "advancing", "waiting"),
+    [
+        (0, [], ["a", "b", "c"]),
+        (1, ["a"], ["b", "c"]),
+        (2, ["a", "b"], ["c"]),
+        (3, ["a", "b", "c"], []),
+    ],
+)
+async def test_no_more_jobs_are_started_than_there_is_room_for(
+    room: int, advancing: list[str], waiting: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are being started count; the others wait in their order."""
+    stage = Stage()
+    for name in ("a", "b", "c"):
+        await stage.define(name)
+        stage.known[name] = stage.known["job"]
+    await stage.fire("a", "b", "c")
+    stage.runs.room = room
+
+    async def advance(_: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(stage.loop, "_advance", advance)
+    for name in ("a", "b", "c"):
+        stage.loop._plan(name, 0.0)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            stage.loop._start_due(group)
+        assert [*stage.loop._advancing] == advancing
+        assert [*stage.loop._waiting] == waiting
+        assert stage.loop._delayed == {*waiting}
+        for task in stage.loop._advancing.values():
+            task.cancel()
