@@ -148,15 +148,13 @@ class JobHistory:
         self,
         name: str,
         *,
-        statuses: Sequence[str] | None = None,
+        statuses: Sequence[str] = (),
         since: float | None = None,
         limit: int = 50,
         after: str = "",
     ) -> list[HistoryEntry]:
         """Return a job's firings and gaps, the newest first."""
-        where: dict[str, Any] | None = None
-        if statuses is not None:
-            where = {"status": {"$in": list(statuses)}}
+        where: dict[str, Any] | None = {"status": {"$in": list(statuses)}} if statuses else None
         prefix = self._run_prefix(name)
         records = await self._get_store().scan(
             prefix, after=f"{prefix}{after}" if after else "", limit=limit, where=where

@@ -262,7 +262,7 @@ class JobOperations:
 
         Args:
             job: of one job; of all jobs by default.
-            status: only those with this status, or one of these; with any by default.
+            status: only those with this status, or one of these.
             since: only those that were scheduled at this time or later, in seconds since 1970.
             limit: the most entries.
             after: the cursor of the entry to continue after.
@@ -288,7 +288,7 @@ class JobOperations:
         return await self._read_all_history(statuses, since, limit)
 
     async def _read_all_history(
-        self, statuses: Sequence[str] | None, since: float | None, limit: int
+        self, statuses: Sequence[str], since: float | None, limit: int
     ) -> list[HistoryEntry]:
         """Return the newest entries of all jobs; a few jobs are read at once."""
         names = await self._jobs.list_names()
@@ -338,10 +338,10 @@ class JobOperations:
         return NotFound("job", name, known[:_MAX_KNOWN], closest_name(name, known))
 
 
-def _list_statuses(status: Any) -> list[str] | None:
-    """Return the statuses that a caller asks for, which may be one or several; None for all."""
+def _list_statuses(status: Any) -> list[str]:
+    """Return the statuses that a caller asks for, which may be one or several."""
     if status is None:
-        return None
+        return []
     found = [status] if isinstance(status, str) or not isinstance(status, Iterable) else [*status]
     problem = "is not the status of a run"
     return [check_choice("status", one, _STATUSES, problem) for one in found]

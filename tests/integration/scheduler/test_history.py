@@ -55,8 +55,6 @@ async def test_history_is_read_in_pages_and_filtered(kind: str, locate: Locate) 
         assert failed == [everything[1], everything[4]]
         assert failed[0].error.startswith("ValueError: boom")
         assert await scheduler.job_history("a", status=["error", "success"]) == everything
-        assert await scheduler.job_history("a", status=[]) == await scheduler.job_history(status=[])
-        assert await scheduler.job_history("a", status=[]) == []
         assert await scheduler.job_history("a", since=middle) == []
         (newest,) = await scheduler.job_history(since=middle)
         assert (newest.job_name, newest.result) == ("b", 8)
