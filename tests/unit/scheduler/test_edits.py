@@ -2,13 +2,16 @@
 
 import asyncio
 
+import msgspec
+import pytest
+from chance import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobsync.components import Components
 from jobsync.database.keyspace import Keyspace
 from jobsync.scheduler import edits
-from jobsync.scheduler.edits import JobEdits
+from jobsync.scheduler.edits import Edits, JobEdits
 from jobsync.stores.memory import MemoryStore
 
 COUNTS = st.sampled_from([0, 1, 2, 200, 300, 499, 500, 501, 600])
@@ -84,3 +87,71 @@ async def test_a_leader_that_is_up_to_date_looks_at_what_was_changed_alone() -> 
     assert after is not None
     assert after.list_since(before.revision) == ["job-a"]
     assert len(after.recent) == edits._MAX_RECENT
+
+
+@pytest.mark.parametrize(
+    ("found", "since"),
+    [
+        # Nobody has changed anything.
+        (Edits(), {0: []}),
+        # It was repaired: nobody knows what has changed before.
+        (Edits(revision=9), {0: None, 8: None, 9: [], 10: []}),
+        (
+            Edits(revision=9, recent=((7, "b"), (8, "a"), (8, "c"), (9, "b"))),
+            {0: None, 5: None, 6: ["a", "b", "c"], 7: ["a", "b", "c"], 8: ["b"], 9: [], 10: []},
+        ),
+    ],
+)
+def test_changes_are_followed_one_by_one_as_far_as_they_are_known(
+    found: Edits, since: dict[int, list[str] | None]
+) -> None:
+    """From the oldest revision that is known; before it, all jobs are looked at."""
+    assert {revision: found.list_since(revision) for revision in since} == since
+
+
+async def test_damaged_edits_are_repaired_so_that_all_leaders_look_at_all_jobs() -> None:
+    """Whatever revision they have seen; the next change is followed as usual."""
+    reports: list[Exception] = []
+    components = msgspec.structs.replace(Components.system(), clock=FakeClock())
+    store = MemoryStore(components=components)
+    records = Keyspace(lambda: store, "schedule/default/edits/", components, "edits")
+    jobs = JobEdits(records, components.clock, report=reports.append)
+    for _ in range(5):
+        await jobs.note({"a": True})
+    before = await jobs.read()
+    assert before is not None
+    await records.change("latest", lambda _: {"revision": "many"})
+    assert await jobs.read() is None
+    await jobs.note({"b": True})
+    repaired = await jobs.read()
+    assert repaired is not None
+    revision = int(components.clock.wall().seconds * 1000) + 1
+    assert repaired == Edits(revision=revision, special=("b",), recent=((revision, "b"),))
+    for seen in (0, 1, before.revision, before.revision + 1):
+        assert repaired.list_since(seen) is None
+    assert len(reports) == 2
+    await jobs.note({"c": None})
+    after = await jobs.read()
+    assert after is not None
+    assert after.list_since(repaired.revision) == ["c"]
+    assert after.special == ("b",)
+
+
+async def test_20_jobs_of_a_process_stay_announced() -> None:
+    """The latest ones; those that run do not count. Nothing is written for those that stay."""
+    jobs = open_edits()
+    names = [f"job{number:02}" for number in range(23)]
+    for name in names[:20]:
+        announced = await jobs.announce_run("w1", name, running=())
+    assert announced == (*names[:20],)
+    assert await jobs.announce_run("w1", "job20", running={"job00"}) == (*names[:21],)
+    assert await jobs.announce_run("w1", "job21", running={"job00"}) == ("job00", *names[2:22])
+    assert await jobs.announce_run("w1", "job02", running={"job00"}) == (
+        *("job00", *names[3:22]),
+        "job02",
+    )
+    assert await jobs.announce_run("w1", "job22", running=()) == (*names[4:22], "job02", "job22")
+    found = await jobs.read()
+    assert found is not None
+    assert found.by_hand == {"w1": (*names[4:22], "job02", "job22")}
+    assert (found.revision, found.special, found.recent) == (0, (), ())

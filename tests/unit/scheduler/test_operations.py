@@ -20,6 +20,7 @@ from jobsync.core.job_state import (
     JobDefinition,
     JobPause,
     JobState,
+    LastRun,
     RunStatus,
     Statistics,
 )
@@ -386,3 +387,200 @@ async def test_the_history_of_many_jobs_is_read_at_once_in_small_groups() -> Non
     assert [entry.scheduled_time for entry in newest[:2]] == [NOON + 7239, NOON + 7238]
     assert 1 < store.most <= 16
     assert await operations.history(limit=5, since=NOON + 7300) == []
+
+
+def test_the_status_of_a_job_has_all_that_is_known_of_it() -> None:
+    """As it holds now, with an operator's changes."""
+    run = ActiveRun(id="r9", instant=int(NOON), owner="w.1", started_at=NOON + 1)
+    last = LastRun(
+        id="r8",
+        instant=int(NOON) - 3600,
+        status="timeout",
+        started_at=NOON - 3590,
+        ended_at=NOON - 3530,
+        error="it took long",
+    )
+    numbers = Statistics(
+        runs=8,
+        successes=6,
+        failures=2,
+        missed=3,
+        skipped=4,
+        durations=(4.0, 1.0, 3.0, 2.0),
+        last_run=last,
+        last_success=NOON - 7200,
+        last_failure=NOON - 3530,
+    )
+    definition = JobDefinition(
+        schedule="@daily", timezone="Europe/Berlin", description="Cleans up.", queue="mails"
+    )
+    state = JobState(
+        definition=definition,
+        defined_by="w7",
+        last=int(NOON),
+        edits={"schedule": "0 * * * *", "timezone": "UTC"},
+        pause=JobPause(at=NOON, by="me", reason="too loud"),
+        running=(run,),
+        queued=(int(NOON) + 60, int(NOON) + 120),
+        statistics=numbers,
+    )
+    status = build_status("job", state, NOON, int(NOON) + 3600, upcoming=2)
+    assert msgspec.structs.asdict(status) == {
+        "name": "job",
+        "schedule": "0 * * * *",
+        "timezone": "UTC",
+        "in_words": "At the start of every hour",
+        "description": "Cleans up.",
+        "queue": "mails",
+        "enabled": False,
+        "pause": state.pause,
+        "edits": state.edits,
+        "running": (run,),
+        "queued": state.queued,
+        "last_run": NOON - 3590,
+        "last_status": "timeout",
+        "last_error": "it took long",
+        "last_success": NOON - 7200,
+        "last_failure": NOON - 3530,
+        "next_run": NOON + 3600,
+        "next_runs": (NOON + 3600, NOON + 7200),
+        "runs": 8,
+        "successes": 6,
+        "failures": 2,
+        "missed": 3,
+        "skipped": 4,
+        "success_rate": 0.75,
+        "p50": 2.0,
+        "p95": 4.0,
+        "defined_by": "w7",
+    }
+    assert status.is_running
+    assert all(status[name] == value for name, value in msgspec.structs.asdict(status).items())
+
+
+def test_the_status_of_a_job_that_never_ran_is_empty() -> None:
+    """There is no rate, and no duration."""
+    state = JobState(definition=JobDefinition(schedule="@daily"), defined_by="w7", last=0)
+    status = build_status("job", state, NOON, None)
+    assert (status.enabled, status.is_running, status.running, status.queued) == (
+        True,
+        False,
+        (),
+        (),
+    )
+    assert (status.last_run, status.last_status, status.last_error) == (None, "", "")
+    assert (status.last_success, status.last_failure, status.success_rate) == (None, None, None)
+    assert (status.next_run, status.next_runs, status.p50, status.p95) == (None, (), None, None)
+
+
+async def test_an_unknown_job_is_told_with_those_that_exist() -> None:
+    """Up to 20 of them, and the nearest name; removed ones are not there."""
+    desk = Desk(0.0)
+    state = JobState(definition=JobDefinition(schedule="@hourly"), defined_by="", last=int(NOON))
+    names = [f"job{number:02}" for number in range(23)]
+    await desk.jobs.create_many(dict.fromkeys(names, state))
+    for name in ("job00", "job22"):
+        assert await desk.operations.remove(name)
+    calls: Sequence[Callable[[str], Awaitable[object]]] = (
+        desk.operations.status,
+        desk.operations.pause,
+        desk.operations.resume,
+        lambda name: desk.operations.edit(name, SLOWER),
+        desk.operations.remove,
+        desk.operations.request_run,
+    )
+    for call in calls:
+        for name, hint in (("job22", "job21"), ("jobb07", "job07"), ("zzz", None)):
+            with pytest.raises(NotFound) as caught:
+                await call(name)
+            error = caught.value
+            assert (error.kind, error.name, error.known) == ("job", name, tuple(names[1:21]))
+            assert (error.hint is None) is (hint is None)
+            assert error.hint not in {"job00", "job22"}
+    assert [each.name for each in await desk.operations.list_jobs()] == names[1:22]
+
+
+async def test_the_history_of_a_removed_job_stays() -> None:
+    """Alone, and among those of all jobs."""
+    desk = Desk(0.0)
+    await desk.add()
+    gap = Gap(first=60, last=60, count=1, reason="late")
+    await desk.jobs.history.write_gap("job", gap)
+    await desk.operations.remove("job")
+    (entry,) = await desk.operations.history("job")
+    assert (entry.job_name, entry.scheduled_time) == ("job", 60)
+    assert await desk.operations.history() == [entry]
+    with pytest.raises(NotFound):
+        await desk.operations.history("other")
+
+
+async def test_a_removed_job_is_added_again_by_the_next_start_of_its_code() -> None:
+    """The version of the code is not taken for defined any more; one that is refused stays."""
+    desk = Desk(0.0)
+    await desk.add()
+    for _ in range(3):
+        await desk.jobs.code.begin_generation()
+    await desk.jobs.code.write_defined("c1", 3)
+    with pytest.raises(NotFound):
+        await desk.operations.remove("other")
+    assert (await desk.jobs.code.read_defined()).code == "c1"
+    assert await desk.operations.remove("job")
+    defined = await desk.jobs.code.read_defined()
+    assert (defined.code, defined.generation) == ("", 3)
+
+
+async def test_entries_of_one_instant_are_in_the_order_of_their_jobs() -> None:
+    """However many jobs are read at once."""
+    desk = Desk(0.0)
+    state = JobState(definition=JobDefinition(schedule="@hourly"), defined_by="", last=0)
+    names = [f"job{number:02}" for number in range(40)]
+    await desk.jobs.create_many(dict.fromkeys(names, state))
+    gap = Gap(first=60, last=60, count=1, reason="late")
+    for name in names:
+        await desk.jobs.history.write_gap(name, gap)
+    late = msgspec.structs.replace(gap, first=120, last=120)
+    await desk.jobs.history.write_gap("job39", late)
+    for limit in (1, 2, 20, 40, 41, 50):
+        found = await desk.operations.history(limit=limit)
+        assert [each.job_name for each in found] == ["job39", *names][:limit]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_accepted"),
+    [
+        ({"limit": 1}, True),
+        ({"limit": 10_000}, True),
+        ({"limit": 0}, False),
+        ({"limit": 10_001}, False),
+        ({"limit": True}, False),
+        ({"since": 0}, True),
+        ({"since": -1.5}, True),
+        ({"since": 1e12}, True),
+        ({"since": -1e12}, True),
+        ({"since": 1.1e12}, False),
+        ({"since": -(10**400)}, False),
+        ({"since": float("inf")}, False),
+        ({"since": True}, False),
+        ({"status": "running"}, True),
+        ({"status": ("lost", "skipped")}, True),
+        ({"status": "done"}, False),
+        ({"status": ["lost", "done"]}, False),
+        ({"job": "job", "after": "00000000001"}, True),
+        ({"job": "job", "after": "00000000001-gap-5"}, True),
+        ({"job": "job", "after": "0000000001"}, False),
+        ({"job": "job", "after": "00000000001x"}, False),
+        ({"after": "00000000001"}, False),
+    ],
+)
+async def test_a_question_about_the_history_has_bounds(
+    options: dict[str, Any], is_accepted: bool
+) -> None:
+    """From the least to the most that is useful."""
+    desk = Desk(0.0)
+    await desk.add()
+    if is_accepted:
+        assert await desk.operations.history(**options) == []
+    else:
+        with pytest.raises(Invalid) as caught:
+            await desk.operations.history(**options)
+        assert caught.value.field in options

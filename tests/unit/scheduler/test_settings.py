@@ -7,7 +7,13 @@ import pytest
 
 from jobsync.core.job_state import JobDefinition
 from jobsync.errors import Invalid
-from jobsync.scheduler.settings import SchedulerSettings, check_changes, parse_job
+from jobsync.scheduler.settings import (
+    SchedulerSettings,
+    check_changes,
+    check_new_name,
+    merge_options,
+    parse_job,
+)
 
 DAY = 86_400
 SETTINGS = SchedulerSettings()
@@ -113,3 +119,43 @@ def test_a_job_that_cannot_run_is_refused(options: dict[str, Any], field: str) -
             check_changes("job", {field: options.get(field)})
     with pytest.raises(Invalid, match="changes are missing"):
         check_changes("job", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_accepted"),
+    [
+        ("a" * 150, True),
+        ("a" * 151, False),
+        # As they are stored: each of these letters takes six bytes.
+        ("ä" * 25, True),
+        ("ä" * 26, False),
+        ("a b", True),
+        ("a\nb", False),
+        ("", False),
+        (5, False),
+        (None, False),
+    ],
+)
+def test_a_name_has_at_most_150_bytes_as_it_is_stored(name: Any, *, is_accepted: bool) -> None:
+    """So that it fits into a key, whatever its letters are."""
+    if is_accepted:
+        assert check_new_name(name) == name
+    else:
+        with pytest.raises(Invalid, match=r"^name must"):
+            check_new_name(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "merged"),
+    [
+        (None, {}, {}),
+        (None, {"retries": 1}, {"retries": 1}),
+        ({"retries": 1}, {}, {"retries": 1}),
+        ({"retries": 1, "timeout": 5}, {"retries": 2}, {"retries": 2, "timeout": 5}),
+        ({}, {"retries": 2}, {"retries": 2}),
+        ("retries", {"retries": 2}, "retries"),
+    ],
+)
+def test_what_is_passed_by_name_holds(options: object, more: dict[str, Any], merged: Any) -> None:
+    """Above what is in the dict; what is no dict is refused later, as it is."""
+    assert merge_options(options, more) == merged
