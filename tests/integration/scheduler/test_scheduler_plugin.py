@@ -602,20 +602,26 @@ async def test_a_stopped_scheduler_watches_no_process() -> None:
         assert membership.watched(purpose) == frozenset()
 
 
+@pytest.mark.parametrize(
+    "error", [Unavailable("the store", "it does not answer", "wait"), asyncio.CancelledError()]
+)
 async def test_a_job_that_could_not_be_added_is_not_there_and_can_be_added_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Its definition is stored first: a process never has a job that nobody else can see."""
+    """Its definition is stored first: a process never has a job that nobody else can see.
+
+    Also if its caller was cancelled.
+    """
     scheduler = SchedulerPlugin(**QUICK)
     async with Database("memory://", plugins=[scheduler]):
 
         async def refuse(*_: Any) -> NoReturn:
-            raise Unavailable("the store", "it does not answer", "wait")
+            raise error
 
         for _ in range(2):
             with monkeypatch.context() as patch:
                 patch.setattr(JobStore, "create_many", refuse)
-                with pytest.raises(Unavailable):
+                with pytest.raises(type(error)):
                     await scheduler.add_job("job", schedule=NEVER, action=idle)
             with pytest.raises(NotFound, match="There is no job in this process 'job'"):
                 await scheduler.run_job("job")

@@ -1,0 +1,95 @@
+"""What the parts of a scheduler that runs do for each other, over a store in memory."""
+
+from typing import Any
+
+import pytest
+
+from jobsync import Database, SchedulerPlugin
+from jobsync.core.job_state import Gap
+
+NEVER = "0 0 29 2 *"
+GAP = Gap(first=60, last=180, count=3, reason="nobody led")
+
+
+@pytest.fixture
+def told() -> list[tuple[Any, ...]]:
+    """What the parts were asked for, in order."""
+    return []
+
+
+def idle() -> None:
+    """Do nothing."""
+
+
+async def test_a_gap_is_told_and_counts_for_the_history(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run does, with the number of runs so far; a job that is not known counts nothing."""
+    scheduler = SchedulerPlugin(jobs={"job": {"schedule": NEVER, "action": idle}})
+    async with Database("memory://", plugins=[scheduler]):
+        parts = scheduler._get_parts()
+        monkeypatch.setattr(parts.retention, "note_gap", lambda *of: told.append(("gap", *of)))
+        monkeypatch.setattr(parts.retention, "note_run", lambda *of: told.append(("run", *of)))
+        monkeypatch.setattr(parts.loop, "on_run_end", lambda *of: told.append(("end", *of)))
+        missed: list[Any] = []
+        scheduler.on("plg:scheduler:job-missed", missed.append)
+        parts._on_gap("job", GAP)
+        assert [(each.job_name, each.first, each.last) for each in missed] == [("job", 60, 180)]
+        assert told == [("gap", "job")]
+        told.clear()
+        await parts.cache.read("job")
+        for name in ("job", "other"):
+            parts._on_run_end(name)
+        assert told == [("end", "job"), ("run", "job", 0), ("end", "other")]
+
+
+async def test_a_job_that_was_changed_here_is_read_again(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is looked at; the others are not."""
+    jobs = {name: {"schedule": NEVER, "action": idle} for name in ("job", "other")}
+    scheduler = SchedulerPlugin(jobs=jobs)
+    async with Database("memory://", plugins=[scheduler]):
+        parts = scheduler._get_parts()
+        for name in jobs:
+            await parts.cache.read(name)
+
+        def look_at(name: str) -> None:
+            told.append((name, *parts.cache.known))
+
+        monkeypatch.setattr(parts.loop, "look_at", look_at)
+        for _ in range(2):
+            parts.wake("job")
+        assert told == [("job", "other")] * 2
+
+
+async def test_a_new_job_is_published_defined_and_then_put_on_duty(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order: who fires it finds its state, and others know that this process has it."""
+    scheduler = SchedulerPlugin()
+    async with Database("memory://", plugins=[scheduler]):
+        parts = scheduler._get_parts()
+
+        async def define(names: list[str]) -> None:
+            told.append(("define", *names))
+
+        monkeypatch.setattr(parts.code, "change", lambda: told.append(("change",)))
+        monkeypatch.setattr(parts.code, "define", define)
+        monkeypatch.setattr(parts.loop, "add", lambda name: told.append(("add", name)))
+        await parts.register("job")
+        assert told == [("change",), ("define", "job"), ("add", "job")]
+
+
+async def test_parts_have_the_options_of_their_scheduler() -> None:
+    """Each its own: how long, how many, and who."""
+    scheduler = SchedulerPlugin(
+        namespace="eu", history_limit=7, history_retention=3600, max_concurrent_jobs=3
+    )
+    async with Database("memory://", plugins=[scheduler]):
+        parts, membership = scheduler._get_parts(), scheduler._get_membership()
+        assert parts.jobs.prefix == "schedule/eu/"
+        assert parts.runs.room == 3
+        assert (parts.retention._keep, parts.retention._max_age) == (7, 3600)
+        assert parts.removed._max_age == 3600
+        assert parts.operations._by == membership.worker_id
