@@ -1,5 +1,8 @@
 """How handlers are called, and what their ends mean."""
 
+import asyncio
+import os
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -136,3 +139,28 @@ async def test_a_handler_that_leaves_its_transaction_open_has_failed(
     else:
         assert "before its context.transaction() has ended" in verdict.error
         assert steps == ["abandoned"]
+
+
+async def test_as_many_plain_functions_run_at_once_as_allowed() -> None:
+    """However many processors there are; what one returns runs on the loop."""
+    count = (os.cpu_count() or 1) + 8
+    together, seen = threading.Barrier(count, timeout=60), []
+
+    def handle(delivery: Delivery) -> Any:
+        together.wait()
+        on_thread = delivery.is_on_loop
+
+        async def finish() -> None:
+            seen.append((on_thread, delivery.is_on_loop))
+
+        return finish()
+
+    executor = Executor(count, auto_acknowledge=True)
+    executor.add("", MessageHandler(handle))
+    deliveries = [build_delivery() for _ in range(count)]
+    for delivery in deliveries:
+        delivery.read_data = delivery
+    outcomes = await asyncio.gather(*map(executor.run, deliveries))
+    executor.close()
+    assert [verdict for verdict, _ in outcomes] == [Completed(None)] * count
+    assert seen == [(False, True)] * count

@@ -1,6 +1,7 @@
 """What the calls of a queue tell its workers, its listeners and its claims, in memory."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,13 +11,21 @@ from chance import StandingClock
 
 from jobsync import Database, Event, QueuePlugin
 from jobsync.coordination.events import WorkerDied
+from jobsync.database.coordinator_plugin import CoordinatorPlugin
+from jobsync.errors import Unavailable
 from jobsync.queue.backend import EndedClaim, QueueBackend
+from jobsync.queue.events import QueueStats
 from jobsync.queue.limits import QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
+from jobsync.queue.worker_status import ReportedLimit, WorkerStatus, read_worker_statuses
 
 
 def handle(_: Any) -> None:
     """Handle nothing: no worker runs."""
+
+
+def handle_nothing() -> None:
+    """Take no arguments."""
 
 
 def build(**options: Any) -> QueuePlugin[Any]:
@@ -163,6 +172,113 @@ async def test_a_death_ends_the_claims_and_is_looked_after_again() -> None:
         queue._workers, queue._backend = workers, backend
     assert calls.made == ["look_for_late_claims"]
     assert reports == ["id-1"]
+
+
+async def test_a_store_that_does_not_end_the_claims_of_a_death_is_reported() -> None:
+    """Once for each death; the next one is tried again."""
+    queue, reports = build(), []
+
+    async def end_claims(_: Any) -> list[EndedClaim]:
+        raise Unavailable("the store", "it does not answer")
+
+    async with Database("memory://", plugins=[queue], work=False) as database:
+        database.on("plg:queue:error", reports.append)
+        backend, queue._backend = (
+            queue._backend,
+            cast("Any", SimpleNamespace(end_claims=end_claims)),
+        )
+        for _ in range(2):
+            await queue._end_claims_of(WorkerDied(worker_id="w", incarnation="dead"))
+        queue._backend = backend
+    assert [(each.queue, each.message_id) for each in reports] == [(queue.queue, None)] * 2
+    assert all("it does not answer" in each.error for each in reports)
+
+
+async def test_statistics_are_sent_once_a_minute() -> None:
+    """All that are counted, each under its own name."""
+    sleeps: list[float] = []
+    sent: list[Event] = []
+    queue = build()
+    counted = {name: number for number, name in enumerate(queue.stats(), start=1)}
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) > 2:
+            raise asyncio.CancelledError
+
+    clock = SimpleNamespace(sleep=sleep)
+    stub = SimpleNamespace(
+        database=SimpleNamespace(components=SimpleNamespace(clock=clock)),
+        emit=sent.append,
+        queue="default/tasks",
+        stats=lambda: counted,
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await QueuePlugin._emit_stats(cast("Any", stub))
+    assert sleeps == [60.0, 60.0, 60.0]
+    assert sent == [QueueStats(queue="default/tasks", **counted)] * 2
+
+
+def test_statistics_are_those_of_the_counters() -> None:
+    """Nothing is counted twice, and what was never counted is 0."""
+    queue = build()
+    names = ("enqueued", "completed", "retried", "cancelled", "returned", "dead", "lost")
+    assert queue.stats() == dict.fromkeys((*names, "running"), 0)
+    for number, name in enumerate(names, start=1):
+        queue._reporter.counters[name] = number
+    counted = {name: number for number, name in enumerate(names, start=1)}
+    assert queue.stats() == {**counted, "running": 0}
+
+
+async def test_a_process_reports_the_limits_of_its_queue_and_of_its_tasks() -> None:
+    """Also of those that were added since it began; a process that stops reports none."""
+    queue = build(max_concurrency=9)
+    published: list[dict[str, Any]] = []
+    stub = SimpleNamespace(publish=lambda **facts: published.append(facts))
+    cast("Any", queue)._get_membership = lambda: stub
+    queue.task(name="first", max_concurrency=2)(handle_nothing)
+    limits = queue._find_limits()
+    queue._publish(WorkerStatus(concurrency=3))
+    queue.task(name="second", rate_limit="2/second")(handle_nothing)
+    queue._publish(WorkerStatus(concurrency=3))
+    queue._publish(None)
+    # Of the backend, too, which has got them before.
+    assert {*limits.tasks} == {"first", "second"}
+    found = [read_worker_statuses(facts).get(queue.queue) for facts in published]
+    first = {"": ReportedLimit(max_concurrency=9), "first": ReportedLimit(max_concurrency=2)}
+    assert found == [
+        WorkerStatus(concurrency=3, limits=first),
+        WorkerStatus(concurrency=3, limits={**first, "second": ReportedLimit(rate=2.0)}),
+        None,
+    ]
+
+
+async def test_a_stopped_queue_releases_its_threads_and_starts_new_ones() -> None:
+    """They end by themselves, once they are idle."""
+    used: list[threading.Thread] = []
+    queue = QueuePlugin("tasks", on_message=lambda _: used.append(threading.current_thread()))
+    async with Database("memory://", plugins=[queue]):
+        for number in range(2):
+            await queue.result(await queue.enqueue({"n": number}), timeout=30)
+            await queue.stop()
+            assert queue._executor._threads is None
+            await asyncio.to_thread(used[-1].join, 30)
+            assert not used[-1].is_alive()
+            await queue.start()
+    assert used[0] is not used[1]
+
+
+@pytest.mark.parametrize("present", [(), ("a",), ("b",), ("a", "b"), ("b", "c"), ("a", "b", "c")])
+def test_a_queue_says_why_it_cannot_work(
+    present: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only a new process helps against first, then its session, then what it waits for."""
+    queue = build()
+    reasons = {name: name if name in present else "" for name in "abc"}
+    monkeypatch.setattr(queue, "stuck", lambda: reasons["a"])
+    monkeypatch.setattr(CoordinatorPlugin, "unready", lambda _: reasons["b"])
+    monkeypatch.setattr(queue, "_describe_wait", lambda: reasons["c"])
+    assert queue.unready() == (present[0] if present else "")
 
 
 def test_a_concurrency_that_is_set_counts_everywhere() -> None:

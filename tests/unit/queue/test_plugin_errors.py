@@ -1,5 +1,7 @@
 """A `QueuePlugin` in errors, as its user has written it."""
 
+from typing import Any
+
 import pytest
 
 from jobsync import Database, Invalid, QueuePlugin
@@ -32,3 +34,13 @@ def test_a_queue_with_a_name_that_no_resource_can_have_is_refused_at_once() -> N
     """Not when its database connects, which is elsewhere and later."""
     with pytest.raises(Invalid, match=r"^resource must be a valid .*\(got 'my queue'\)"):
         QueuePlugin("my queue")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, -1, "5", float("nan")])
+def test_a_queue_without_any_time_for_its_handlers_is_refused(timeout: Any) -> None:
+    """No limit is None; an hour by default."""
+    with pytest.raises(Invalid, match="timeout"):
+        QueuePlugin("z", timeout=timeout)
+    assert QueuePlugin("z", timeout=None)._timeout is None
+    assert QueuePlugin("z", timeout=0.5)._timeout == 0.5
+    assert QueuePlugin("z")._timeout == 3600

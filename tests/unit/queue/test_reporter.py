@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
+from hostile import HOSTILE, build_object, contain
 
 from jobsync.core.messages import (
     REVOKED,
@@ -268,6 +269,18 @@ def test_what_happens_is_told_in_events_with_all_their_fields(name: str) -> None
     assert notes.stored == (
         [(build_message(1).receipt, 0.25, "page 1")] if name == "progress" else []
     )
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_reason_that_cannot_be_shown_is_told_all_the_same(name: str) -> None:
+    """By a short text, whatever its own methods do."""
+    with contain():
+        notes = Notes()
+        settle(notes.reporter, 1, Cancel(build_object(name)), 0.0)
+        (told,) = notes.emitted
+        assert isinstance(told, events.MessageCancelled)
+        assert type(told.reason) is str
+        assert notes.reporter.counters == {"cancelled": 1}
 
 
 class _Stop(BaseException):

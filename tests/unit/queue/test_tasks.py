@@ -1,8 +1,10 @@
 """Errors of tasks that are called in a wrong way, each with a fix that can be copied."""
 
+import asyncio
 import copy
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,12 @@ import pytest
 
 from jobsync import Database, Event, Invalid, QueuePlugin, TaskHandle
 from jobsync.database.enqueue_calls import EnqueueOptions
+from jobsync.queue.limits import QueueLimits
+from jobsync.queue.task_arguments import TaskSignature
+from jobsync.queue.task_calls import TaskOptions
+from jobsync.queue.tasks import CallOptions, QueueTask
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 queue = QueuePlugin("emails")
 
@@ -165,6 +173,188 @@ async def test_the_options_of_a_task_hold_for_each_call_without_its_own() -> Non
         )
     usual = ("k", 60, True, 5)
     assert found == [usual, (None, None, None, 5), usual, ("other", 60, True, 9), usual]
+
+
+def pause_long(failures: int) -> float:
+    """Pause for longer and longer."""
+    return 100.0 * failures
+
+
+@queue.task(name="mail.clean")
+async def clean() -> None:
+    """Take no argument."""
+
+
+def show_task(own: QueuePlugin[Any], task: Any) -> dict[str, Any]:
+    """Return what the options of a task have become."""
+    retries = own._executor.find(task.name).retries
+    return {
+        "name": task.name,
+        "messages": own._known_tasks[task.name].options,
+        "backoff": None if retries is None else retries.backoff,
+        "limits": own._task_limits.get(task.name),
+        "job": own.scheduled_jobs.get(task.name),
+    }
+
+
+MESSAGE = {"enqueue": {"resource": "own", "namespace": "eu", "data": {}, "task": "clean"}}
+TASK_OPTIONS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "name": [({"name": "other"}, {"name": "other"})],
+    "max_retries": [
+        ({"max_retries": 0}, {"messages": {"max_attempts": 1}}),
+        ({"max_retries": 5}, {"messages": {"max_attempts": 6}}),
+    ],
+    "timeout": [
+        ({"timeout": 2.5}, {"messages": {"timeout": 2.5}}),
+        ({"timeout": None}, {"messages": {"timeout": None}}),
+    ],
+    "backoff": [({"backoff": pause_long}, {"backoff": pause_long})],
+    "priority": [({"priority": 3}, {"messages": {"priority": 3}})],
+    "group": [({"group": "a"}, {"messages": {"group": "a"}})],
+    "key": [({"key": "k"}, {"messages": {"key": "k"}})],
+    "key_ttl": [({"key": "k", "key_ttl": 60}, {"messages": {"key": "k", "key_ttl": 60}})],
+    "replace": [({"key": "k", "replace": True}, {"messages": {"key": "k", "replace": True}})],
+    "max_concurrency": [
+        ({"max_concurrency": 1}, {"limits": QueueLimits(max_concurrency=1)}),
+        ({"max_concurrency": None}, {}),
+    ],
+    "rate_limit": [
+        ({"rate_limit": "30/minute"}, {"limits": QueueLimits(rate=0.5)}),
+        ({"rate_limit": None}, {}),
+    ],
+    "rate_burst": [
+        ({"rate_limit": "2/second", "rate_burst": 7}, {"limits": QueueLimits(rate=2.0, burst=7)}),
+        ({"rate_burst": None}, {}),
+    ],
+    "cron": [({"cron": "0 3 * * *"}, {"job": {"schedule": "0 3 * * *", **MESSAGE}})],
+    "timezone": [
+        (
+            {"cron": "0 3 * * *", "timezone": "Asia/Tokyo"},
+            {"job": {"schedule": "0 3 * * *", "timezone": "Asia/Tokyo", **MESSAGE}},
+        )
+    ],
+}
+"""For each option of a task: what it changes, and nothing else."""
+
+
+@pytest.mark.parametrize("option", TaskOptions.__annotations__)
+def test_each_option_of_a_task_has_its_effect_and_no_other(option: str) -> None:
+    """On its name, its messages, its pauses, its limits or its schedule."""
+    usual = {"name": "clean", "messages": {}, "backoff": None, "limits": None, "job": None}
+    for options, changed in TASK_OPTIONS[option]:
+        own = QueuePlugin("own", namespace="eu", order="priority")
+        task = own.task(**{"name": "clean", **options})(clean.function)
+        assert show_task(own, task) == {**usual, **changed}
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": 5}, "name"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": 1.5}, "max_retries"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -1}, "timeout"),
+        ({"backoff": 5}, "backoff"),
+        ({"priority": 3}, "priority"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"rate_limit": "fast"}, "rate_limit"),
+        ({"rate_limit": "1/second", "rate_burst": 0}, "rate_burst"),
+        ({"rate_burst": 5}, "rate_burst"),
+        ({"cron": "0 3 * *"}, "cron"),
+        ({"cron": "@daily", "timezone": "Asia/Tokio"}, "timezone"),
+        ({"timezone": "Asia/Tokyo"}, "timezone"),
+        ({"delay": 5}, "delay"),
+        ({"max_retrys": 5}, "max_retrys"),
+    ],
+)
+def test_a_wrong_option_of_a_task_is_refused_where_it_is_written(
+    options: dict[str, Any], field: str
+) -> None:
+    """By its name; and nothing is left of the task."""
+    own = QueuePlugin("own")
+    with pytest.raises(Invalid) as caught:
+        own.task(**{"name": "clean", "max_concurrency": 1, **options})(clean.function)
+    assert caught.value.field == field
+    assert (own._known_tasks, own._task_limits, own._cron_tasks, own.handlers) == ({}, {}, {}, {})
+    assert own.task(name="clean")(clean.function).name == "clean"
+
+
+CALL_OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "delay": (5, {"delay": 5}),
+    "at": (NOON, {"at": NOON}),
+    "timeout": (2.5, {"timeout": 2.5}),
+    "max_retries": (0, {"max_attempts": 1}),
+    "priority": (3, {"priority": 3}),
+    "group": ("a", {"group": "a"}),
+    "key": ("k", {"key": "k"}),
+    "key_ttl": (60, {"key_ttl": 60}),
+    "replace": (True, {"replace": True}),
+    "connection": ("connection", {"connection": "connection"}),
+}
+
+
+@pytest.mark.parametrize("option", CallOptions.__annotations__)
+async def test_each_option_of_a_call_reaches_its_message(option: str) -> None:
+    """And not the calls of the same task without it."""
+    value, passed = CALL_OPTIONS[option]
+    calls: list[Any] = []
+
+    class Recorder:
+        home_loop = None
+
+        async def enqueue_many(self, data: Any, **options: Any) -> list[str]:
+            calls.append((data, options))
+            return [f"m{number}" for number, _ in enumerate(data)]
+
+    signature = TaskSignature("mail.send", send.function)
+    task = QueueTask(cast("Any", Recorder()), "mail.send", signature, send.function)
+    call = task.with_options(**cast("Any", {option: value}))
+    assert (await call.enqueue("a")).id == "m0"
+    assert [each.id for each in await call.enqueue_many([{"to": "b"}, {"to": "c"}])] == ["m0", "m1"]
+    await task.enqueue("d")
+    assert calls == [
+        ([{"to": "a"}], {**passed, "task": "mail.send"}),
+        ([{"to": "b"}, {"to": "c"}], {**passed, "task": "mail.send"}),
+        ([{"to": "d"}], {"task": "mail.send"}),
+    ]
+
+
+@pytest.mark.parametrize("timeout", [None, 2.5])
+async def test_a_handle_asks_its_queue_for_its_own_message(timeout: float | None) -> None:
+    """With the timeout of the caller, awaited or on a thread."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Recorder:
+        def __init__(self) -> None:
+            loop = asyncio.get_running_loop()
+
+            def call(work: Any) -> Any:
+                return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+            self.home_loop = None
+            self.database = SimpleNamespace(home_loop=SimpleNamespace(call=call))
+
+        async def result(self, id: str, *, timeout: float | None = None) -> Any:
+            calls.append(("result", id, timeout))
+
+        async def cancel(self, id: str) -> bool:
+            calls.append(("cancel", id))
+            return True
+
+        async def get(self, id: str) -> None:
+            calls.append(("get", id))
+
+    handle = TaskHandle[None]("m1", cast("Any", Recorder()), send._signature)
+    assert repr(handle) == "TaskHandle(id='m1')"
+    await handle.result(timeout=timeout)
+    await asyncio.to_thread(lambda: handle.result_sync(timeout=timeout))
+    assert await handle.cancel() is await asyncio.to_thread(handle.cancel_sync) is True
+    assert await handle.get() is None
+    result = ("result", "m1", timeout)
+    assert calls == [result, result, ("cancel", "m1"), ("cancel", "m1"), ("get", "m1")]
 
 
 @pytest.mark.parametrize(
