@@ -85,6 +85,24 @@ async def test_a_program_claims_again_after_its_claims_have_failed() -> None:
         assert queue._pulled_task is not task
 
 
+async def test_a_message_that_a_program_fails_has_the_pauses_and_attempts_of_its_queue() -> None:
+    """As one that a handler fails."""
+    queue = QueuePlugin("tasks", max_attempts=2, backoff=lambda failures: 1000.0 * failures)
+    delays: list[float] = []
+    async with Database("memory://", plugins=[queue]):
+        queue.on("plg:queue:message-retry", lambda event: delays.append(event.delay))
+        name = await queue.enqueue({"n": 1})
+        (message,) = await queue.claim(1)
+        assert await message.nack("no")
+        assert await queue.claim(1) == []
+        assert await queue.run_now(name)
+        (message,) = await queue.claim(1)
+        assert await message.nack("no")
+        assert [each.id for each in await queue.browse("dead")] == [name]
+    # Up to a tenth is added.
+    assert delays == [pytest.approx(1050, abs=50)]
+
+
 class PulledCalls:
     """Claims of a program that record for how long they are waited for."""
 
@@ -279,6 +297,32 @@ def test_a_queue_says_why_it_cannot_work(
     monkeypatch.setattr(CoordinatorPlugin, "unready", lambda _: reasons["b"])
     monkeypatch.setattr(queue, "_describe_wait", lambda: reasons["c"])
     assert queue.unready() == (present[0] if present else "")
+
+
+@pytest.mark.parametrize("order", [("b", "a", "c"), ("c", "b", "a")])
+def test_a_queue_whose_crons_nobody_enqueues_names_the_first_task(order: tuple[str, ...]) -> None:
+    """By name, so that the reason stays the same; a scheduler that runs helps."""
+    queue = build()
+    for name in order:
+        queue.task(name=name, cron="@daily")(handle_nothing)
+    schedulers: list[Any] = [SimpleNamespace(runs_jobs=False)]
+    cast("Any", queue).list_started = lambda: schedulers
+    assert queue._describe_wait().startswith("task a has a cron, and no scheduler")
+    schedulers.append(SimpleNamespace(runs_jobs=True))
+    assert queue._describe_wait() == ""
+
+
+def test_a_store_that_has_not_answered_for_a_timeout_is_a_reason() -> None:
+    """Of the session, not less: a heartbeat without an answer is nothing special."""
+    queue, asked = build(), []
+    timing = SimpleNamespace(heartbeat=5.0, timeout=15.0)
+    cast("Any", queue)._membership = SimpleNamespace(timing=timing)
+    workers = SimpleNamespace(describe_wait=lambda seconds: asked.append(seconds) or "silent")
+    queue._workers = cast("Any", workers)
+    assert queue._describe_wait() == "silent"
+    assert asked == [15.0]
+    cast("Any", queue)._membership = None
+    assert queue._describe_wait() == ""
 
 
 def test_a_concurrency_that_is_set_counts_everywhere() -> None:

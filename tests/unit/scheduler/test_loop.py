@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -364,3 +364,145 @@ async def test_no_more_jobs_are_started_than_there_is_room_for(
         assert stage.loop._delayed == {*waiting}
         for task in stage.loop._advancing.values():
             task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "pause", "reported", "is_assigned"),
+    [
+        (Unavailable("memory", "silent"), 1.0, 0, True),
+        (OutcomeUnknown("key", "lost"), 1.0, 0, True),
+        (Corrupt("schedule/default/progress", "no progress"), 5.0, 1, True),
+        (NewerFormat("schedule/default/progress", 9, 1), 5.0, 1, True),
+        (Fenced("term", 1), None, 0, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_a_take_over_that_fails_is_repeated_unless_another_process_leads(
+    error: Exception,
+    pause: float | None,
+    reported: int,
+    is_assigned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a second if the store is silent; after a heartbeat if a record cannot be used."""
+    stage = Stage()
+    await stage.define("job")
+    sleeps: list[float] = []
+
+    async def fail() -> NoReturn:
+        loop._wakeup._is_set = False
+        raise error
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    loop = stage.loop
+    loop.assign(["job"], None, "code")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._duty, "take_over", fail)
+        patch.setattr(loop._components.clock, "sleep", sleep)
+        await loop._take_over()
+    assert sleeps == ([] if pause is None else [pause])
+    assert len(stage.reports) == reported
+    # It looks again at once.
+    assert loop._wakeup._is_set is is_assigned
+    assert loop._duty.is_assigned is is_assigned
+    await loop._take_over()
+    assert loop.duty == ({"job"} if is_assigned else set())
+
+
+async def test_a_job_that_is_dropped_is_not_looked_at() -> None:
+    """The others are; and what is asked for later changes nothing."""
+    stage = Stage()
+    for name in ("job", "other"):
+        await stage.define(name)
+    await stage.fire("job", "other")
+    stage.loop.drop("job")
+    stage.loop.look_at("job")
+    stage.loop._plan("job", 0.0)
+    assert {*stage.loop._planned} == {"other"}
+    assert stage.loop.duty == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_decided", "planned"),
+    [
+        (False, True, NOW + 7.0),
+        # Its run has ended meanwhile, say.
+        (True, True, 0.0),
+        (False, False, None),
+        (True, False, 0.0),
+    ],
+)
+async def test_a_look_that_is_asked_for_during_a_decision_is_not_lost(
+    asked: bool, is_decided: bool, planned: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes us look may have happened after what was decided."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    stage.loop._plan("job", None)
+
+    async def decide(*_: Any) -> bool:
+        if asked:
+            stage.loop.look_at("job")
+        return is_decided
+
+    decider = SimpleNamespace(decide=decide, next_look=lambda _: NOW + 7.0)
+    monkeypatch.setattr(stage.loop, "_decider", decider)
+    await stage.loop._advance("job")
+    assert stage.loop._planned.get("job") == planned
+    assert not stage.loop._undecided
+
+
+@pytest.mark.parametrize(
+    ("is_unsure", "ends", "attempts"),
+    [(False, None, 1), (True, None, 3), (True, "session", 1), (True, "incarnation", 1)],
+)
+async def test_what_may_be_recorded_as_running_here_is_settled_before_anything_else(
+    is_unsure: bool, ends: str | None, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as this process has the session that it was recorded with."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    tried: list[str] = []
+
+    async def decide(_: Any, owner: str, new_id: str, *__: Any) -> bool:
+        tried.append(f"{owner} {new_id}")
+        if len(tried) == 3:
+            return True
+        if is_unsure:
+            stage.cache.suspect("job")
+        if ends == "session":
+            stage.membership.has_ended = True
+        elif ends == "incarnation":
+            stage.membership.incarnation = "me.2"
+        raise OutcomeUnknown("key", "lost")
+
+    decider = SimpleNamespace(decide=decide, next_look=lambda _: NOW + 7.0)
+    monkeypatch.setattr(stage.loop, "_decider", decider)
+    await stage.loop._advance("job")
+    assert len(tried) == attempts
+    # The same run each time.
+    assert len({*tried}) == 1
+
+
+async def test_a_job_that_is_looked_at_while_it_is_decided_is_decided_once_more() -> None:
+    """Once, however often it was asked for."""
+    stage = Stage()
+    await stage.define("job")
+    await stage.fire("job")
+    loop = stage.loop
+    loop._advancing["job"] = cast("Any", None)
+    for _ in range(2):
+        loop.look_at("job")
+        loop._start_due(cast("Any", None))
+    assert loop._again == {"job"}
+    assert "job" not in loop._planned
+    for is_planned in (True, False):
+        loop._plan("job", None)
+        loop._on_advanced("job", cast("Any", None))
+        assert (loop._planned.get("job") == 0.0) is is_planned
+        assert not loop._advancing
+        assert not loop._again
