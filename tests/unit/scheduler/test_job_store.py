@@ -13,6 +13,7 @@ from jobsync.stores.contract import Head, Put
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.paging import head_pages
+from jobsync.stores.paging import split_pages as split
 
 RUN = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
 MOST_HEADS = 100_000
@@ -241,3 +242,55 @@ def test_a_note_that_cannot_be_used_is_reported_once(watched: JobStore, reports:
 def test_tombstones_are_removed_where_records_are(watched: JobStore) -> None:
     """Jobs, and versions of the code."""
     assert watched.prefixes == ["schedule/default/job/", "schedule/default/code/"]
+
+
+OTHER = msgspec.structs.replace(STATE, last=60)
+
+
+async def test_only_jobs_that_have_no_state_are_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that somebody else has created meanwhile stay as they are; over several pages, too."""
+    monkeypatch.setattr("jobsync.scheduler.job_store.split_pages", lambda names: split(names, 2))
+    jobs = open_jobs()
+    assert await jobs.create_many({}) == set()
+    assert await jobs.create_many({"b": OTHER, "e": OTHER}) == {"b", "e"}
+    assert await jobs.create_many(dict.fromkeys("abcde", STATE)) == {"a", "c", "d"}
+    assert await jobs.create_many(dict.fromkeys("abcde", STATE)) == set()
+    found = {name: stored.state for name, stored in (await jobs.read_all()).items()}
+    assert found == {"a": STATE, "b": OTHER, "c": STATE, "d": STATE, "e": OTHER}
+    assert found == {name: stored.state for name, stored in (await jobs.read_many("edcba")).items()}
+
+
+async def test_a_state_that_was_changed_since_it_was_read_is_neither_replaced_nor_removed() -> None:
+    """Who has read it has to decide anew; a removal counts once."""
+    jobs = open_jobs()
+    await jobs.create_many({"job": STATE})
+    old = await jobs.read("job")
+    assert old is not None
+    new = await jobs.replace("job", old.record, OTHER)
+    assert new is not None
+    assert (new.state, await jobs.read("job")) == (OTHER, new)
+    assert await jobs.replace("job", old.record, STATE) is None
+    assert await jobs.forget(old.record) is False
+    assert await jobs.read("job") == new
+    assert await jobs.forget(new.record) is True
+    assert await jobs.read("job") is None
+    assert await jobs.forget(new.record) is False
+
+
+async def test_a_change_is_decided_by_what_is_stored() -> None:
+    """None leaves it; what is stored then is returned."""
+    jobs = open_jobs()
+    seen: list[JobState | None] = []
+
+    def decide(answer: JobState | None) -> Any:
+        return lambda state: (seen.append(state), answer)[1]
+
+    assert await jobs.change("job", decide(None)) is None
+    created = await jobs.change("job", decide(STATE))
+    assert created is not None
+    kept = await jobs.change("job", decide(None))
+    assert kept == created == await jobs.read("job")
+    changed = await jobs.change("job", decide(OTHER))
+    assert changed is not None
+    assert changed.state == OTHER
+    assert seen == [None, None, STATE, STATE]

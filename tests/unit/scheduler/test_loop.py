@@ -506,3 +506,23 @@ async def test_a_job_that_is_looked_at_while_it_is_decided_is_decided_once_more(
         assert (loop._planned.get("job") == 0.0) is is_planned
         assert not loop._advancing
         assert not loop._again
+
+
+@pytest.mark.parametrize(
+    ("is_undecided", "running", "is_forgotten"),
+    [(False, (), True), (True, (), False), (False, (RUN,), False)],
+)
+async def test_the_announcement_of_a_run_is_forgotten_once_its_job_is_decided(
+    is_undecided: bool, running: tuple[ActiveRun, ...], is_forgotten: bool
+) -> None:
+    """The store may not have answered yet; and a run that is still there is given up first."""
+    stage = Stage()
+    await stage.define("job", running=running)
+    await stage.jobs.edits.announce_run(DEAD, "job", ())
+    await stage.fire("job")
+    assert await stage.look()
+    await stage.cache.update("job", lambda _: None)
+    if is_undecided:
+        stage.loop._undecided.add("job")
+    await stage.look()
+    assert (await stage.list_announced() == {}) is is_forgotten

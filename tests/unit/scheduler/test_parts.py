@@ -17,6 +17,10 @@ def told() -> list[tuple[Any, ...]]:
     return []
 
 
+class _Stop(Exception):
+    pass
+
+
 def idle() -> None:
     """Do nothing."""
 
@@ -93,3 +97,24 @@ async def test_parts_have_the_options_of_their_scheduler() -> None:
         assert (parts.retention._keep, parts.retention._max_age) == (7, 3600)
         assert parts.removed._max_age == 3600
         assert parts.operations._by == membership.worker_id
+
+
+async def test_changes_by_operators_are_looked_for_once_a_heartbeat_or_when_they_are_told(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are written, and nowhere else."""
+    scheduler = SchedulerPlugin(namespace="eu", heartbeat_interval=2, worker_timeout=20)
+    async with Database("memory://", plugins=[scheduler]):
+        parts = scheduler._get_parts()
+
+        async def wait(*of: Any) -> None:
+            told.append(of)
+            if len(told) > 2:
+                raise _Stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.jobs.store, "wait", wait)
+            patch.setattr(parts.loop, "check_edits", lambda: told.append(("check",)))
+            with pytest.raises(_Stop):
+                await parts.follow_edits()
+    assert told == [("schedule/eu/edits/", 2.0), ("check",), ("schedule/eu/edits/", 2.0)]
