@@ -282,13 +282,12 @@ async def test_a_job_is_checked_with_the_queue_that_it_names() -> None:
     """Also while another queue of the resource would not take its message."""
     tasks, plain = make_queue("reports", namespace="tasks"), make_queue("reports", namespace="b")
     async with Database("memory://", plugins=[tasks, plain], work=False) as database:
+        given: dict[str, Any] = {"resource": "reports", "data": {}}
         for namespace in ("tasks", "b"):
-            given = {"resource": "reports", "namespace": namespace, "data": {}}
-            parse_message("nightly", given).check("nightly", database)
-        for namespace in (None, "c"):
-            given = {"resource": "reports", "namespace": namespace, "data": {}}
+            parse_message("nightly", {**given, "namespace": namespace}).check("nightly", database)
+        for wrong in ({}, {"namespace": "c"}):
             with pytest.raises(Invalid):
-                parse_message("nightly", given).check("nightly", database)
+                parse_message("nightly", {**given, **wrong}).check("nightly", database)
 
 
 def test_a_function_that_does_not_tell_what_it_takes_may_find_the_data() -> None:

@@ -194,7 +194,7 @@ async def test_a_death_ends_the_claims_and_is_looked_after_again() -> None:
 
 async def test_a_store_that_does_not_end_the_claims_of_a_death_is_reported() -> None:
     """Once for each death; the next one is tried again."""
-    queue, reports = build(), []
+    queue, reports = build(), list[Any]()
 
     async def end_claims(_: Any) -> list[EndedClaim]:
         raise Unavailable("the store", "it does not answer")
@@ -314,11 +314,15 @@ def test_a_queue_whose_crons_nobody_enqueues_names_the_first_task(order: tuple[s
 
 def test_a_store_that_has_not_answered_for_a_timeout_is_a_reason() -> None:
     """Of the session, not less: a heartbeat without an answer is nothing special."""
-    queue, asked = build(), []
+    queue, asked = build(), list[float]()
     timing = SimpleNamespace(heartbeat=5.0, timeout=15.0)
     cast("Any", queue)._membership = SimpleNamespace(timing=timing)
-    workers = SimpleNamespace(describe_wait=lambda seconds: asked.append(seconds) or "silent")
-    queue._workers = cast("Any", workers)
+
+    def describe_wait(seconds: float) -> str:
+        asked.append(seconds)
+        return "silent"
+
+    queue._workers = cast("Any", SimpleNamespace(describe_wait=describe_wait))
     assert queue._describe_wait() == "silent"
     assert asked == [15.0]
     cast("Any", queue)._membership = None

@@ -302,7 +302,7 @@ async def test_an_error_of_the_users_function_is_told_with_its_place(
         raise error
 
     function = fail_later if is_async else fail
-    notes = Notes(**{name: function})
+    notes = Notes(**cast("Any", {name: function}))
     verdict = Completed(None) if name == "on_complete" else Failed("late")
     running = settle(notes.reporter, 1, verdict, 0.0)
     assert (running is not None) is is_async
@@ -327,7 +327,8 @@ async def test_the_users_function_may_take_the_timeout_of_the_queue() -> None:
             raise
 
     notes = Notes(on_complete=hang, timeout=0.01)
-    await settle(notes.reporter, 1, Completed(None), 0.0)
+    async with asyncio.timeout(30):
+        await settle(notes.reporter, 1, Completed(None), 0.0)
     assert seen == ["cancelled"]
     told = notes.emitted[-1]
     assert isinstance(told, HandlerFailed)

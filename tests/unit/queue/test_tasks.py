@@ -240,7 +240,13 @@ TASK_OPTIONS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 @pytest.mark.parametrize("option", TaskOptions.__annotations__)
 def test_each_option_of_a_task_has_its_effect_and_no_other(option: str) -> None:
     """On its name, its messages, its pauses, its limits or its schedule."""
-    usual = {"name": "clean", "messages": {}, "backoff": None, "limits": None, "job": None}
+    usual: dict[str, Any] = {
+        "name": "clean",
+        "messages": {},
+        "backoff": None,
+        "limits": None,
+        "job": None,
+    }
     for options, changed in TASK_OPTIONS[option]:
         own = QueuePlugin("own", namespace="eu", order="priority")
         task = own.task(**{"name": "clean", **options})(clean.function)
@@ -310,7 +316,9 @@ async def test_each_option_of_a_call_reaches_its_message(option: str) -> None:
             return [f"m{number}" for number, _ in enumerate(data)]
 
     signature = TaskSignature("mail.send", send.function)
-    task = QueueTask(cast("Any", Recorder()), "mail.send", signature, send.function)
+    task: QueueTask[..., Any, ..., Any] = QueueTask(
+        cast("Any", Recorder()), "mail.send", signature, send.function
+    )
     call = task.with_options(**cast("Any", {option: value}))
     assert (await call.enqueue("a")).id == "m0"
     assert [each.id for each in await call.enqueue_many([{"to": "b"}, {"to": "c"}])] == ["m0", "m1"]

@@ -141,9 +141,8 @@ async def test_20_jobs_of_a_process_stay_announced() -> None:
     """The latest ones; those that run do not count. Nothing is written for those that stay."""
     jobs = open_edits()
     names = [f"job{number:02}" for number in range(23)]
-    for name in names[:20]:
-        announced = await jobs.announce_run("w1", name, running=())
-    assert announced == (*names[:20],)
+    for count, name in enumerate(names[:20], start=1):
+        assert await jobs.announce_run("w1", name, running=()) == (*names[:count],)
     assert await jobs.announce_run("w1", "job20", running={"job00"}) == (*names[:21],)
     assert await jobs.announce_run("w1", "job21", running={"job00"}) == ("job00", *names[2:22])
     assert await jobs.announce_run("w1", "job02", running={"job00"}) == (

@@ -1,10 +1,11 @@
 """Actions of every kind: their attempts, timeouts and retries, and how their runs end."""
 
 import asyncio
+import inspect
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
@@ -335,20 +336,35 @@ def test_the_rest_of_a_function_is_limited_too() -> None:
     play(story)
 
 
-def test_a_coroutine_of_a_late_function_never_runs() -> None:
-    """And nothing warns that it was not awaited."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_coroutine_of_a_late_function_never_runs(is_async: bool) -> None:
+    """And nothing warns that it was not awaited, whoever has returned it."""
     ran: list[str] = []
+    made: list[Coroutine[Any, Any, None]] = []
 
     async def rest() -> None:
         ran.append("rest")
 
+    def build_rest() -> Any:
+        made.append(rest())
+        return made[-1]
+
     def act() -> Any:
         block(60)
-        return rest()
+        return build_rest()
+
+    async def act_later() -> Any:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return build_rest()
 
     async def story(stage: ActionStage) -> None:
-        assert (await stage.run(act, timeout=10)).status == "timeout"
+        made.clear()
+        outcome = await stage.run(act_later if is_async else act, timeout=10)
+        assert outcome.status == "timeout"
+        await asyncio.sleep(1)
         assert ran == []
+        assert [inspect.getcoroutinestate(each) for each in made] == [inspect.CORO_CLOSED]
 
     play(story)
 

@@ -1,5 +1,6 @@
 """Records of the scheduler that are not a job's state, over a store in memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -282,8 +283,12 @@ async def test_a_change_is_decided_by_what_is_stored() -> None:
     jobs = open_jobs()
     seen: list[JobState | None] = []
 
-    def decide(answer: JobState | None) -> Any:
-        return lambda state: (seen.append(state), answer)[1]
+    def decide(answer: JobState | None) -> Callable[[JobState | None], JobState | None]:
+        def note(state: JobState | None) -> JobState | None:
+            seen.append(state)
+            return answer
+
+        return note
 
     assert await jobs.change("job", decide(None)) is None
     created = await jobs.change("job", decide(STATE))

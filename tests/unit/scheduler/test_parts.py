@@ -67,6 +67,26 @@ async def test_a_job_that_was_changed_here_is_read_again(
         assert told == [("job", "other")] * 2
 
 
+async def test_a_job_that_is_changed_through_its_scheduler_is_looked_at_at_once(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If anything has changed."""
+    scheduler = SchedulerPlugin(jobs={"job": {"schedule": NEVER, "action": idle}})
+    async with Database("memory://", plugins=[scheduler]):
+        monkeypatch.setattr(scheduler._get_parts(), "wake", lambda *of: told.append(of))
+        for retries, is_changed in ((2, True), (2, False), (0, True)):
+            assert await scheduler.update_job("job", retries=retries) is is_changed
+            assert told == [("job",)] * is_changed
+            told.clear()
+        for is_changed in (True, False):
+            assert await scheduler.disable_job("job") is is_changed
+        told.clear()
+        for is_changed in (True, False):
+            assert await scheduler.enable_job("job") is is_changed
+            assert told == [("job",)] * is_changed
+            told.clear()
+
+
 async def test_a_new_job_is_published_defined_and_then_put_on_duty(
     told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,3 +138,34 @@ async def test_changes_by_operators_are_looked_for_once_a_heartbeat_or_when_they
             with pytest.raises(_Stop):
                 await parts.follow_edits()
     assert told == [("schedule/eu/edits/", 2.0), ("check",), ("schedule/eu/edits/", 2.0)]
+
+
+async def test_a_stop_ends_what_starts_runs_then_the_runs_then_what_they_have_called(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its time: together they take no longer than a stop may."""
+    scheduler = SchedulerPlugin(grace=7)
+    async with Database("memory://", plugins=[scheduler]):
+        parts = scheduler._get_parts()
+
+        def record(part: Any, name: str) -> None:
+            async def call(*of: Any) -> None:
+                told.append((name, *of))
+
+            monkeypatch.setattr(part, name, call)
+
+        monkeypatch.setattr(parts.loop, "drop_all", lambda: told.append(("drop_all",)))
+        record(parts.loop, "finish_starts")
+        record(parts.manual_runs, "stop")
+        record(parts.runs, "finish_all")
+        record(scheduler._hooks, "finish")
+        await scheduler.on_stop()
+        assert told == [
+            ("drop_all",),
+            ("finish_starts",),
+            ("stop", 1.0),
+            ("finish_all", 7.0),
+            ("finish", 2.5),
+        ]
+        assert sum(seconds for _, *times in told for seconds in times) <= scheduler.stop_time
+        assert scheduler.stop_time == 12.0
