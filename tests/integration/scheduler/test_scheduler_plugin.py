@@ -679,6 +679,26 @@ async def test_an_update_holds_in_the_whole_fleet(url: str) -> None:
             await other.scheduler.update_job("rar", retries=2)
 
 
+async def test_a_scheduler_that_is_started_again_does_not_take_its_older_definition_back(
+    url: str,
+) -> None:
+    """The definition of the process that started last holds, however often others go on."""
+
+    def build(description: str) -> dict[str, Any]:
+        return {"job": {"schedule": NEVER, "action": idle, "description": description}}
+
+    async with run_scheduler(url, build("old")) as old:
+        generation = old.scheduler._generation
+        assert generation > 0
+        async with run_scheduler(url, build("new")) as new:
+            assert new.scheduler._generation > generation
+            for _ in range(2):
+                await old.scheduler.stop()
+                await old.scheduler.start()
+                assert old.scheduler._generation == generation
+                assert (await old.scheduler.job_status("job")).description == "new"
+
+
 async def test_a_disabled_job_does_not_fire(url: str) -> None:
     """Until it is enabled; what was due meanwhile is one gap with the reason."""
     calls: list[float] = []
