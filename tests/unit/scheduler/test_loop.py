@@ -418,6 +418,7 @@ async def test_a_job_that_is_dropped_is_not_looked_at() -> None:
         await stage.define(name)
     await stage.fire("job", "other")
     stage.loop.drop("job")
+    assert {*stage.loop._planned} == {"other"}
     stage.loop.look_at("job")
     stage.loop._plan("job", 0.0)
     assert {*stage.loop._planned} == {"other"}
