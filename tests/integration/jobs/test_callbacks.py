@@ -53,16 +53,41 @@ def test_no_callback_is_called_if_no_token_changed() -> None:
     assert calls == []
 
 
-def test_a_callback_that_raises_is_reported_and_the_next_is_called() -> None:
+@pytest.mark.parametrize("is_leaving", [False, True])
+@pytest.mark.parametrize("added", [set(), {1, 2}])
+@pytest.mark.parametrize("removed", [set(), {3}])
+def test_each_callback_is_called_if_its_part_changed(
+    *, added: set[int], removed: set[int], is_leaving: bool
+) -> None:
+    """A node that leaves gives up tokens, which is no rebalance to the program that ends it."""
+    calls: list[str] = []
+    notify(
+        TokenChange(
+            7, frozenset(added), frozenset(removed), is_initial=True, is_leaving=is_leaving
+        ),
+        on_tokens_added=lambda _: calls.append("added"),
+        on_tokens_removed=lambda _: calls.append("removed"),
+        on_rebalance=lambda: calls.append("rebalanced"),
+    )
+    is_rebalanced = bool(added or removed) and not is_leaving
+    parts = {"removed": bool(removed), "added": bool(added), "rebalanced": is_rebalanced}
+    assert calls == [part for part, is_called in parts.items() if is_called]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_is_reported_and_the_next_is_called(
+    error: type[BaseException],
+) -> None:
     """User code may raise anything."""
     calls: list[object] = []
 
     def fail(_: object) -> None:
-        raise ZeroDivisionError
+        raise error
 
     (failed,) = notify(CHANGE, on_tokens_removed=fail, on_tokens_added=calls.append)
-    assert "ZeroDivisionError" in failed.error
+    assert error.__name__ in failed.error
     assert "fail" in failed.callback
+    assert failed.event == "jobs:tokens-changed"
     assert calls == [frozenset({1, 2})]
 
 

@@ -1,7 +1,8 @@
 """A node with `enabled=False`: it owns every task, and records them if a database is named."""
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
+from jobsync.jobs.registration import NodeInfo
 from jobsync.stores.contract import Change, Outcome, Store, Unknown
 from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
 
 DAY = date(2026, 1, 5)
 ALONE = CoordinationConfig(enabled=False, total_tokens=10)
 FLEET = CoordinationConfig(total_tokens=10)
 KEYS = JobKeys("sync_")
+
+_numbers = itertools.count()
 
 
 def alone(url: str | None, **options: Any) -> Job:
@@ -213,6 +218,21 @@ class LosesReply(StoreDecorator):
         return outcomes if is_applied is None else [Unknown("lost") for _ in changes]
 
 
+class LosesSomeReplies(StoreDecorator):
+    """A store that loses the replies to changes of some keys, once."""
+
+    lost: Collection[str] = ()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Apply changes."""
+        lost, self.lost = self.lost, ()
+        outcomes = await self.inner.write(changes)
+        return [
+            Unknown("lost") if change.key in lost else outcome
+            for change, outcome in zip(changes, outcomes, strict=True)
+        ]
+
+
 class Overtaken(StoreDecorator):
     """A store in which another writer is first, once."""
 
@@ -312,3 +332,111 @@ async def test_a_record_that_another_node_writes_meanwhile_is_an_earlier_run(sto
     assert await second.add({"a": now}, "done") == {}
     (claim,) = await second.list_all({})
     assert (claim.node, claim.run) == ("two", 2)
+
+
+async def test_a_record_has_the_times_of_its_task() -> None:
+    """Its start and its end by the clock of the store or machine; while it runs, its start."""
+    clock = FakeClock()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    store = MemoryStore(f"local-{next(_numbers)}", components)
+    records = StoredRecords(store, components, KEYS, DAY, "alone", lambda _: 3)
+    node = LocalNode(10, lambda _: 3, clock, records)
+    first = clock.wall_seconds
+    await node.claim(["a"])
+    await clock.sleep(20)
+    await node.claim(["b"])
+    await clock.sleep(5)
+    await node.finish(["a"])
+    await clock.sleep(7)
+    found = {claim.task: claim for claim in await node.list_claims()}
+    owner = found["a"].owner
+    known = {"token": 3, "date": "2026-01-05", "node": "alone", "owner": owner, "number": 0}
+    assert found == {
+        "a": Claim(task="a", run=1, state="done", started=first, ended=first + 25, **known),
+        "b": Claim(task="b", run=1, state="running", started=first + 20, **known),
+    }
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_task_that_is_done_can_be_claimed_by_its_state(
+    store: Store, *, is_stored: bool
+) -> None:
+    """With `once_per_date` only one that failed; a loop refuses what was done since it looked."""
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    for once_per_date in (False, True):
+        node = LocalNode(
+            10,
+            lambda _: 0,
+            FakeClock(),
+            records if is_stored else None,
+            once_per_date=once_per_date,
+        )
+        tasks = [f"{once_per_date} failed", f"{once_per_date} done"]
+        await node.claim(tasks)
+        assert await node.claim(tasks) == dict.fromkeys(tasks, "this node does it already")
+        await node.finish(tasks[:1], "failed")
+        await node.finish(tasks[1:], "done")
+        assert list(map(node.can_claim, tasks)) == [True, not once_per_date]
+        assert list(await node.find_done(tasks)) == tasks[1:]
+        lost = {tasks[1]: "it is done"} if once_per_date else {}
+        assert await node.claim(tasks) == lost
+        await node.finish(tasks, "failed")
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_loop_refuses_what_was_done_since_it_looked(
+    store: Store, *, is_stored: bool
+) -> None:
+    """For the first time, or again."""
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, FakeClock(), records if is_stored else None)
+    for _ in range(3):
+        known = await node.find_done(["a"])
+        assert await node.claim(["a"], known) == {}
+        assert await node.claim(["a"], known) == {"a": "this node does it already"}
+        await node.finish(["a"])
+        assert await node.claim(["a"], known) == {"a": "it is done"}
+
+
+async def test_a_task_whose_end_was_refused_is_not_done(store: Store) -> None:
+    """It no longer runs here, and may be claimed again even with `once_per_date`."""
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, FakeClock(), records, once_per_date=True)
+    await node.claim(["x", "y"])
+    await store.create(KEYS.claim(DAY, "x"), {"damaged": True})
+    assert await node.finish(["x", "y"]) == {"x": "its record cannot be read"}
+    assert (node.running, node.can_claim("x"), node.can_claim("y")) == ([], True, False)
+
+
+async def test_an_end_whose_outcome_is_unknown_hides_no_other(store: Store) -> None:
+    """The error counts those that are unknown; the next attempt records each once."""
+    unreliable = LosesSomeReplies(store)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    await records.start()
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    tasks = ["a", "b", "c"]
+    await node.claim(tasks)
+    unreliable.lost = [KEYS.claim(DAY, task) for task in ("a", "c")]
+    with pytest.raises(OutcomeUnknown, match="2 tasks"):
+        await node.finish(tasks)
+    await node.finish(tasks)
+    assert [(claim.task, claim.run) for claim in await records.list_all({})] == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+    ]
+
+
+def test_a_node_alone_describes_itself(memory: str) -> None:
+    """As the only node, and the leader."""
+    with alone(memory) as job:
+        (node,) = job.nodes
+        assert node == NodeInfo(
+            name="alone",
+            created_on=None,
+            last_heartbeat=None,
+            host="",
+            pid=os.getpid(),
+            stage="ready",
+            is_leader=True,
+        )

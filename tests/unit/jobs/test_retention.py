@@ -1,7 +1,8 @@
 """Removal of old claims: a date that is still worked on keeps all of them."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobsync import Components, Unavailable
+from jobsync import Components, Invalid, Unavailable
+from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
-from jobsync.jobs.retention import WorkDate, forget, record_date
+from jobsync.jobs.retention import Forgotten, WorkDate, forget, record_date
+from jobsync.stores.contract import Change, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -25,10 +28,26 @@ FIRST = date(2026, 1, 1)
 _numbers = itertools.count()
 
 
+def describe_node(stage: Stage, created: float) -> Json:
+    """The record of a node."""
+    node = NodeRecord(
+        name="n",
+        incarnation="w.1",
+        stage=stage,
+        applied=0,
+        is_observer=False,
+        created=created,
+        host="",
+        pid=1,
+    )
+    return msgspec.to_builtins(node)
+
+
 @settings(deadline=None)
 @example(uses=[(0, 0.0)], days=1, at=1.5)
 @example(uses=[(0, 0.0)], days=1, at=2.0)
 @example(uses=[(0, 0.9), (1, 0.9)], days=2, at=3.5)
+@example(uses=[(0, 5.0), (0, 5.04)], days=1, at=6.02)
 @given(
     uses=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 30)), max_size=8),
     days=st.integers(1, 10),
@@ -70,6 +89,98 @@ async def test_a_node_records_its_date_every_six_hours() -> None:
         assert record.value == {"used": START + recorded * DAY / 24}
 
 
+@pytest.mark.parametrize(
+    ("hours", "is_recorded"), [(-1.0, False), (0.5, False), (1.0, False), (1.1, True), (23.0, True)]
+)
+async def test_each_start_is_recorded_to_the_hour(hours: float, is_recorded: bool) -> None:
+    """A start within an hour of the last is not; the time never moves back."""
+    store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
+    later = START + hours * DAY / 24
+    await record_date(store, keys, FIRST, START)
+    await record_date(store, keys, FIRST, later)
+    record = await store.get(keys.work_date(FIRST))
+    assert record is not None
+    assert record.value == {"used": later if is_recorded else START}
+
+
+@pytest.mark.parametrize("days", [0.99, 0.0, -1.0, math.nan])
+async def test_less_than_a_day_is_refused(days: float) -> None:
+    """Also what is no number; and nothing is removed."""
+    store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
+    await record_date(store, keys, FIRST, START)
+    with pytest.raises(Invalid, match="older_than_days"):
+        await forget(store, keys, lambda _: None, now=START + 40 * DAY, days=days)
+    assert len(await store.heads(keys.dates)) == 1
+
+
+class SilentStore(StoreDecorator):
+    """Does not answer at first."""
+
+    is_silent = True
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        if self.is_silent:
+            raise Unavailable(self.name, "silent")
+        return await self.inner.get_many(keys, tombstones=tombstones)
+
+
+class OvertakenStore(StoreDecorator):
+    """Another process writes some records once, just before they are written or deleted here."""
+
+    def __init__(self, inner: Store, overtaken: Mapping[str, Json]) -> None:
+        super().__init__(inner)
+        self.overtaken = dict(overtaken)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        for change in changes:
+            if (value := self.overtaken.pop(change.key, None)) is not None:
+                await self.inner.write([Put(change.key, value, change.base)])
+        return await self.inner.write(changes)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_start_is_recorded_although_another_node_was_quicker(is_first: bool) -> None:
+    """Also the first of a date: the other's clock may be far behind."""
+    keys = JobKeys("app")
+    inner = MemoryStore(f"retention-{next(_numbers)}", Components.system())
+    store = OvertakenStore(inner, {keys.work_date(FIRST): {"used": START + DAY}})
+    if not is_first:
+        await record_date(inner, keys, FIRST, START)
+    await record_date(store, keys, FIRST, START + 2 * DAY)
+    record = await store.get(keys.work_date(FIRST))
+    assert record is not None
+    assert record.value == {"used": START + 2 * DAY}
+
+
+async def test_a_start_that_could_not_be_recorded_is_recorded_by_the_next() -> None:
+    """However soon: the hours between two records are counted from what is recorded."""
+    keys = JobKeys("app")
+    store = SilentStore(MemoryStore(f"retention-{next(_numbers)}", Components.system()))
+    work_date = WorkDate(store, keys, FIRST)
+    with pytest.raises(Unavailable):
+        await work_date.record(START)
+    store.is_silent = False
+    await work_date.record(START + 1)
+    record = await store.get(keys.work_date(FIRST))
+    assert record is not None
+    assert record.value == {"used": START + 1}
+
+
+async def test_a_name_that_is_taken_at_this_moment_is_not_forgotten() -> None:
+    """Nor counted; the others are."""
+    keys, now = JobKeys("app"), START + 40 * DAY
+    old, new = describe_node("left", START), describe_node("ready", now)
+    inner = MemoryStore(f"retention-{next(_numbers)}", Components.system())
+    for name in ("a", "b", "c"):
+        await inner.create(keys.node(name), old)
+    store = OvertakenStore(inner, {keys.node("b"): new})
+    found = await forget(store, keys, read_node_record, now=now, days=10)
+    assert found == Forgotten(dates=0, claims=0, nodes=2, rebalances=0)
+    assert {r.key: r.value for r in await store.scan(keys.nodes)} == {keys.node("b"): new}
+
+
 class FailingStore(StoreDecorator):
     """Refuses one of the removals, counted from 0."""
 
@@ -108,17 +219,7 @@ async def test_a_node_is_forgotten_if_it_joined_before_and_is_gone(
     """It has left, or its session is dead or removed; a damaged record is left alone."""
     store = MemoryStore(f"retention-{next(_numbers)}", Components.system())
     keys, now = JobKeys("app"), START + 40 * DAY
-    node = NodeRecord(
-        name="n",
-        incarnation="w.1",
-        stage=stage,
-        applied=0,
-        is_observer=False,
-        created=now - age * DAY,
-        host="",
-        pid=1,
-    )
-    await store.create(keys.node("n"), msgspec.to_builtins(node))
+    await store.create(keys.node("n"), describe_node(stage, now - age * DAY))
     await store.create(keys.node("damaged"), {})
     if session is not None:
         timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0))
