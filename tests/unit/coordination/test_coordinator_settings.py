@@ -54,3 +54,13 @@ def test_a_mandate_in_milliseconds_is_refused() -> None:
     with pytest.raises(Invalid, match=r"max_epoch_duration must be .* seconds.* mean 300\?"):
         CoordinatorSettings(max_epoch_duration=300_000)
     assert CoordinatorSettings(max_epoch_duration=86_400).max_epoch_duration == 86_400
+
+
+def test_the_shortest_mandate_may_be_as_long_as_the_longest() -> None:
+    """Or none; neither negative nor longer."""
+    for least, most in ((0.0, 0.0), (0.0, 7.0), (7.0, 7.0), (86_400.0, 86_400.0)):
+        settings = CoordinatorSettings(min_epoch_duration=least, max_epoch_duration=most)
+        assert (settings.min_epoch_duration, settings.max_epoch_duration) == (least, most)
+    for least, most in ((-1.0, 7.0), (7.1, 7.0)):
+        with pytest.raises(Invalid, match=r"min_epoch_duration must be between 0 and .*=7 "):
+            CoordinatorSettings(min_epoch_duration=least, max_epoch_duration=most)

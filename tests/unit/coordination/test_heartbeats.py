@@ -1,5 +1,6 @@
 """Heartbeats: what is reported of outages, and what is published, the second time as the first."""
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from fleets import BilledStore
 
 from jobsync import Components, Event, Events, Unavailable
 from jobsync.coordination import session as session_module
+from jobsync.coordination.events import HeartbeatLate, StoreSilent, WorkerHeartbeat
 from jobsync.coordination.heartbeats import Heartbeats
 from jobsync.coordination.session import SESSIONS, HookFailure, SessionOwner, read_session_record
 from jobsync.core.trust import Timing
@@ -174,6 +176,43 @@ async def test_every_session_publishes_all_from_its_first_record_on() -> None:
         first = read_session_record(fresh)
         assert (first.beat, first.works) == (0, told.works)
         assert (first.facts["number"], first.facts["host"]) == (number, "web-1")
+
+
+class LateClock(FakeClock):
+    """A clock whose sleeps end late, until none is left."""
+
+    lags: Sequence[float] = ()
+
+    async def sleep(self, seconds: float) -> None:
+        if not self.lags:
+            raise asyncio.CancelledError
+        lag, *self.lags = self.lags
+        await super().sleep(seconds + lag)
+
+
+async def test_a_late_thread_is_reported_if_it_lost_a_tenth_of_its_timeout() -> None:
+    """Each time anew, with how late it was."""
+    stage = HeartStage()
+    clock = stage.heartbeats._clock = LateClock()
+    clock.lags = [0.0, 1.0, 1.5, 1.75, 0.25, 20.0]
+    with suppress(asyncio.CancelledError):
+        await stage.heartbeats.watch_lag()
+    assert stage.events == [
+        HeartbeatLate(worker_id="worker-1", lag=lag, worker_timeout=15) for lag in (1.75, 20.0)
+    ]
+
+
+async def test_events_of_heartbeats_say_whose_and_when() -> None:
+    """By the wall clock of this worker; an outage with its reason."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    await stage.beat()
+    told: list[Event] = [WorkerHeartbeat(worker_id="worker-1", timestamp=stage.clock.wall_seconds)]
+    assert stage.events == told
+    await stage.beat(is_away=True)
+    assert stage.events[1:] == [
+        StoreSilent(worker_id="worker-1", reason=str(Unavailable("store", "it is away")))
+    ]
 
 
 async def test_each_lost_session_is_reported_once_however_often_it_cannot_be_replaced() -> None:

@@ -1,11 +1,15 @@
 """What a role tells: its past terms, why it is free, and for how long others go first."""
 
+import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, CoordinatorSettings, Events
-from jobsync.coordination.role import CHECK_FRACTION, ColdStart, Role
+from jobsync.coordination.role import CHECK_FRACTION, ColdStart, Role, read_role
+from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
+from jobsync.errors import Corrupt, NewerFormat
+from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
 BEAT, TIMEOUT = 5.0, 15.0
@@ -30,6 +34,7 @@ def test_it_remembers_the_latest_eight_terms_in_order() -> None:
         assert found == expected[-8:]
         assert [term.ended - term.since for term in role.past] == [0.5] * len(found)
         assert (role.owner, role.former, role.epoch) == (None, f"worker-{epoch}.a", epoch)
+        assert (role.since, role.successor) == (NOW + epoch + 0.5, None)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,39 @@ def test_why_a_role_may_be_taken() -> None:
     assert role.why_free_to("worker-1.a") == "trust lapsed"
     assert role.why_free_to("worker-1.b") == "session lost"
     assert role.why_free_to("worker-2.a") == "died"
+
+
+def stored(role: dict[str, Json], *, epoch: int = 1, format: int = 1) -> Record:
+    """Return a role's record."""
+    fields = {"epoch": 1, "owner": None, "since": NOW, "until": NOW, "timeout": TIMEOUT}
+    return Record("role/default/work", fields | role, "v", 1, epoch, format, "n")
+
+
+@pytest.mark.parametrize("role", [{}, {"epoch": 7}, {"owner": "w.1", "former": "w.0"}])
+def test_a_role_may_be_ahead_of_the_epoch_of_its_record(role: dict[str, Json]) -> None:
+    """What any version has written can be read; without a record there is no role."""
+    assert read_role(stored(role)) == make(**{"owner": None, **role})
+    assert read_role(None) is None
+    assert read_role(msgspec.structs.replace(stored(role), deleted=True, value=None)) is None
+
+
+@pytest.mark.parametrize("field", ["owner", "successor", "former"])
+@pytest.mark.parametrize("name", ["", "a//b", "a\0b"])
+def test_a_role_that_names_no_session_is_damaged(field: str, name: str) -> None:
+    """In whichever of its fields."""
+    with pytest.raises(Corrupt, match="is not the name of a session"):
+        read_role(stored({field: name}))
+
+
+def test_a_role_that_no_version_wrote_is_refused() -> None:
+    """It is behind the epoch of its record, incomplete, or of a later format."""
+    with pytest.raises(Corrupt, match="epoch 1 in a record of epoch 2"):
+        read_role(stored({}, epoch=2))
+    for wrong in ({"timeout": 0}, {"timeout": None}, {"epoch": -1}, {"epoch": "1"}):
+        with pytest.raises(Corrupt):
+            read_role(stored(wrong))
+    with pytest.raises(NewerFormat):
+        read_role(stored({}, format=2))
 
 
 @pytest.mark.parametrize("seen_at", [0.0, 1.0, 4.0, 20.0])

@@ -344,15 +344,18 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
         resolve_coordination(config=shape({"total_token": 5}, {}))
     assert caught.value.field == "config.sync.coordination.total_token"
     assert caught.value.fix == "did you mean total_tokens?"
-    with pytest.raises(Misconfigured, match=r"config.sync.sql.passwrd .*Did you mean passw"):
+    with pytest.raises(
+        Misconfigured, match=r"config.sync.sql.passwrd .*Did you mean passw"
+    ) as other:
         resolve_coordination(config=shape({}, {"passwrd": "hunter2"}))
+    assert "hunter2" not in f"{other.value}{other.value!r}"
 
 
 @pytest.mark.parametrize(
     ("environ", "place", "fix"),
     [
         ({"SYNC_TOTAL_TOKEN": "5"}, "SYNC_TOTAL_TOKEN", "did you mean SYNC_TOTAL_TOKENS?"),
-        ({"SYNC_SQL_PASSWRD": "x"}, "SYNC_SQL_PASSWRD", "did you mean SYNC_SQL_PASSW"),
+        ({"SYNC_SQL_PASSWRD": "hunter2"}, "SYNC_SQL_PASSWRD", "did you mean SYNC_SQL_PASSW"),
         ({"SYNC_TOTAL_TOKENS": "many"}, "SYNC_TOTAL_TOKENS", "use a whole number"),
         ({"SYNC_TOTAL_TOKENS": "0"}, "SYNC_TOTAL_TOKENS", "use 10,000, which suits"),
         (
@@ -363,11 +366,12 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
     ],
 )
 def test_a_wrong_variable_is_refused(environ: dict[str, str], place: str, fix: str) -> None:
-    """The error names the variable."""
+    """The error names the variable, and shows no secret."""
     with pytest.raises(Misconfigured) as caught:
         resolve_coordination(environ=environ)
     assert caught.value.field == place
     assert caught.value.fix.startswith(fix)
+    assert "hunter2" not in f"{caught.value}{caught.value!r}"
 
 
 def test_variables_of_others_are_left_alone() -> None:
@@ -454,12 +458,22 @@ def test_one_setting_with_two_values_is_refused() -> None:
             {"SYNC_SQL_DBNAME": "d"},
             "SYNC_SQL_HOST must be set, because SYNC_SQL_DBNAME is",
         ),
+        *(
+            ({}, {"SYNC_SQL_DBNAME": "d", name: ""}, "SYNC_SQL_HOST must be set")
+            for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "SYNC_SQL_HOST")
+        ),
+        *(
+            ({}, {"SYNC_SQL_HOST": "db", name: ""}, "SYNC_SQL_DBNAME must be set")
+            for name in ("PGDATABASE", "PGSERVICE", "SYNC_SQL_DATABASE")
+        ),
+        ({}, {"SYNC_SQL_HOST": "db", "PGHOST": "db"}, "SYNC_SQL_DBNAME must be set"),
+        ({}, {"SYNC_SQL_DBNAME": "d", "PGDATABASE": "d"}, "SYNC_SQL_HOST must be set"),
     ],
 )
 def test_half_a_database_is_refused(
     sql: dict[str, Any], environ: dict[str, str], message: str
 ) -> None:
-    """What is missing would come from each machine's own defaults."""
+    """What is missing would come from each machine's own defaults; what is empty is missing."""
     with pytest.raises(Misconfigured) as caught:
         resolve_coordination(config=as_dict({}, sql), environ=environ)
     assert message in str(caught.value)
@@ -473,6 +487,7 @@ def test_half_a_database_is_refused(
         ({"host": "db"}, {"SYNC_SQL_DBNAME": "jobs"}),
         ({"host": "db"}, {"PGDATABASE": "jobs"}),
         ({"dbname": "jobs"}, {"PGHOST": "db"}),
+        ({"dbname": "jobs"}, {"PGHOSTADDR": "127.0.0.1"}),
         ({"user": "u"}, {"PGSERVICE": "jobs"}),
         ({"appname": "app_", "timezone": "UTC"}, {}),
     ],

@@ -1,17 +1,21 @@
 """A task is identified by the text of its id, which is the same on every node."""
 
 import copy
+import math
 import pickle
-from datetime import date
+import time
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
+from chance import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync import Invalid
-from jobsync.jobs.task import Task, to_task
+from jobsync import Components, Invalid
+from jobsync.jobs.task import Task, read_date, read_seconds, to_task
 
 ids = st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 
@@ -89,6 +93,14 @@ def test_tasks_sort_by_id() -> None:
         assert Task(1) < 2
 
 
+def test_numbers_that_python_does_not_parse_sort_as_names() -> None:
+    """They are longer than any real one; those before are integers."""
+    long, longer = "1" * 1000, "1" * 5000
+    tasks = [Task(each) for each in (longer, "a", long, 2, f"-{long}", f"-{longer}")]
+    ordered = [f"-{long}", "2", long, f"-{longer}", longer, "a"]
+    assert [task.text for task in sorted(tasks)] == ordered
+
+
 @given(ids, ids)
 def test_order_and_equality_agree(left: Any, right: Any) -> None:
     """Exactly one of less, equal and greater is true, whatever the types of ids."""
@@ -115,3 +127,46 @@ def test_ids_that_differ_between_nodes_are_refused(id: Any, fix: str) -> None:
     """An id must identify the same task in every process."""
     with pytest.raises(Invalid, match=f"id .*{fix}"):
         Task(id)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(0, 0), (0.5, 0.5), (120, 120), (timedelta(minutes=2), 120), (timedelta(0), 0)],
+)
+def test_a_duration_is_a_number_or_a_timedelta(value: Any, seconds: float) -> None:
+    """Also one of no length."""
+    assert read_seconds("wait_on_exit", value) == seconds
+
+
+@pytest.mark.parametrize("value", [-1, -0.001, math.nan, timedelta(seconds=-1), None, "5", [5]])
+def test_what_is_no_duration_is_refused(value: Any) -> None:
+    """The error names the argument."""
+    with pytest.raises(Invalid, match="wait_on_exit is not a duration"):
+        read_seconds("wait_on_exit", value)
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour", "today"),
+    [
+        ("UTC", 0, date(2026, 1, 5)),
+        ("UTC", 23, date(2026, 1, 5)),
+        ("Pacific/Kiritimati", 9, date(2026, 1, 5)),
+        ("Pacific/Kiritimati", 10, date(2026, 1, 6)),
+        ("America/Adak", 9, date(2026, 1, 4)),
+        ("America/Adak", 10, date(2026, 1, 5)),
+    ],
+)
+def test_today_is_the_date_where_the_process_runs(
+    monkeypatch: pytest.MonkeyPatch, zone: str, hour: int, today: date
+) -> None:
+    """By its own clock; a date that is passed is the date, whatever its zone."""
+    clock = FakeClock()
+    clock.wall_seconds = datetime(2026, 1, 5, hour, 30, tzinfo=UTC).timestamp()
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        found = read_date(None, components)
+        late = read_date(datetime(2026, 3, 1, 23, 59, tzinfo=UTC), components)
+    time.tzset()
+    assert (found, late) == (today, date(2026, 3, 1))
