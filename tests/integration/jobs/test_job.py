@@ -4,14 +4,27 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
 from waiting import until
 
-from jobsync import ClaimLost, CoordinationConfig, Job, Task
+from jobsync import (
+    ClaimLost,
+    CoordinationConfig,
+    Invalid,
+    Job,
+    OutcomeUnknown,
+    Task,
+    Unavailable,
+)
+from jobsync.core.trust import Timing
+from jobsync.jobs.foreign_claims import Claim, ClaimState
+from jobsync.jobs.job_inspection import _describe_claim
+from jobsync.jobs.job_node import JobNode
+from jobsync.jobs.node_loop import JobNodeSettings
 
 DAY = date(2026, 1, 5)
 QUICK = CoordinationConfig(
@@ -290,3 +303,162 @@ def test_old_records_can_be_removed(url: str) -> None:
     with make(url, date=old) as job:
         assert job.incomplete_tasks() == []
         assert job.can_claim_task(1)
+
+
+@pytest.mark.parametrize("state", ["running", "done", "failed"])
+def test_a_claim_is_described_by_all_that_people_ask_for(state: ClaimState) -> None:
+    """Its time is its start, in UTC, whatever became of it."""
+    claim = Claim(
+        task="t",
+        token=3,
+        date="2026-01-05",
+        node="worker-01",
+        owner="w.1",
+        number=4,
+        run=2,
+        state=state,
+        started=1_767_600_000.0,
+        ended=None if state == "running" else 1_767_603_600.0,
+    )
+    line = _describe_claim(claim)
+    assert line == {
+        "task_id": "t",
+        "item": "t",
+        "node": "worker-01",
+        "state": state,
+        "run": 2,
+        "created_on": datetime(2026, 1, 5, 8, tzinfo=UTC),
+        "date": DAY,
+    }
+    assert line["created_on"].tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        None,
+        Unavailable("store", "silent"),
+        OutcomeUnknown("claim", "lost"),
+        Invalid("job", "a", "is not entered", "enter it"),
+    ],
+    ids=lambda trouble: type(trouble).__name__,
+)
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, GeneratorExit])
+def test_a_block_ends_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException] | None,
+    trouble: Exception | None,
+) -> None:
+    """If its end cannot be marked: after an error nobody asks for that. It may be tried again."""
+    ends: list[tuple[list[str], str]] = []
+
+    async def finish(tasks: list[str], state: str = "done") -> dict[str, str]:
+        ends.append((tasks, state))
+        if trouble is not None:
+            raise trouble
+        return {}
+
+    with make("memory://", coordination_config=CoordinationConfig(enabled=False)) as job:
+        node = job._entered_node
+        for task in ("a", "b"):
+            monkeypatch.setattr(node, "finish", finish)
+            raised = (error,) if error else (type(trouble),) if trouble else ()
+            with pytest.raises(raised) if raised else nullcontext(), job.task(task):
+                if error is not None:
+                    raise error
+        monkeypatch.undo()
+        assert ends == [([task], "done" if error is None else "failed") for task in ("a", "b")]
+        assert job._in_blocks == set()
+        assert node.running == ["a", "b"]
+        job.write_audit()
+        with job.task("a"), pytest.raises(ClaimLost), job.task("a"):
+            pass
+
+
+def test_a_task_that_was_not_claimed_may_be_tried_in_a_block_again() -> None:
+    """A block that was not entered leaves nothing behind."""
+    with make("memory://", coordination_config=CoordinationConfig(enabled=False)) as job:
+        job.add_task("a")
+        for _ in range(2):
+            with pytest.raises(ClaimLost, match="this node does it already"), job.task("a"):
+                pass
+        job.write_audit()
+        with job.task("a") as task:
+            assert task == Task("a")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "claimed"),
+    [
+        ("ab", ["ab"]),
+        (b"ab", ["b'ab'"]),
+        (1, ["1"]),
+        (Task("t"), ["t"]),
+        (["a", "b", "a"], ["a", "b"]),
+        (("a", 1), ["a", "1"]),
+        (iter(["x"]), ["x"]),
+        ([], []),
+    ],
+)
+def test_one_task_or_several_can_be_claimed_in_one_request(
+    tasks: object, claimed: list[str]
+) -> None:
+    """A text is one task, as are bytes."""
+    with make("memory://", coordination_config=CoordinationConfig(enabled=False)) as job:
+        job.set_claim(tasks)
+        assert job._entered_node.running == claimed
+
+
+def test_each_setting_of_a_job_reaches_its_node(memory: str) -> None:
+    """All differ from their defaults, and from each other."""
+    config = CoordinationConfig(
+        total_tokens=11,
+        hash_function="sha256",
+        heartbeat_interval_sec=1,
+        heartbeat_timeout_sec=21,
+        reclaim_after=22,
+        handover_memory=23,
+        rebalance_check_interval_sec=24,
+        dead_node_check_interval_sec=25,
+        token_refresh_initial_interval_sec=26,
+        token_refresh_steady_interval_sec=27,
+        locks_enabled=False,
+        appname="app_",
+    )
+    with make(memory, coordination_config=config, once_per_date=True, observer=True) as job:
+        node, membership = job._node, job._membership
+        assert isinstance(node, JobNode)
+        assert membership is not None
+        assert membership.timing == Timing(heartbeat=1, timeout=21)
+        assert node.settings == JobNodeSettings(
+            fleet="app_",
+            node="worker-01",
+            site="production",
+            day=DAY,
+            total_tokens=11,
+            hash_function="sha256",
+            is_observer=True,
+            rebalance_interval=24,
+            refresh_interval=27,
+            locks_enabled=False,
+            minimum_nodes=1,
+            reclaim_after=22,
+            reclaim_ended_after=22,
+            handover_memory=23,
+            once_per_date=True,
+        )
+        record = job._call(node.nodes())[0]
+        assert (record.reclaim_after, record.reclaim_ended_after) == (22, 22)
+
+
+def test_tasks_of_a_process_that_has_ended_need_no_delay_by_default(memory: str) -> None:
+    """Those of one that is silent wait for four timeouts, and at least a minute."""
+    for timeout, delay in ((15, 60), (21, 84)):
+        config = CoordinationConfig(heartbeat_interval_sec=1, heartbeat_timeout_sec=timeout)
+        with make(memory, f"worker-{timeout}", coordination_config=config) as job:
+            node = job._node
+            assert isinstance(node, JobNode)
+            rules = node.settings
+            assert (rules.reclaim_after, rules.reclaim_ended_after) == (delay, 0)
+            own = [r for r in job._call(node.nodes()) if r.name == job.node_name]
+            assert [(r.reclaim_after, r.reclaim_ended_after) for r in own] == [(delay, 0)]
