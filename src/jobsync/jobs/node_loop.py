@@ -334,7 +334,8 @@ class NodeLoop:
     def _report_ignored_pins(self, count: int) -> None:
         if count != self._ignored_pins:
             self._ignored_pins = count
-            self._events.emit(PinsIgnored(node=self.settings.node, count=count))
+            if count:
+                self._events.emit(PinsIgnored(node=self.settings.node, count=count))
 
     def _report_change(self, change: TokenChange) -> None:
         self._events.emit(

@@ -8,15 +8,22 @@ import pytest
 from job_nodes import SETTINGS, StartNode
 from waiting import until
 
-from jobsync import Components, Store
+from jobsync import Components, Conflict, Corrupt, Misconfigured, OutcomeUnknown, Store, Unavailable
+from jobsync.coordination.runner import WaitForChange
 from jobsync.core.clock import Mono, Wall
-from jobsync.jobs.events import Rebalanced, TokensChanged
+from jobsync.core.pins import Pin
+from jobsync.jobs.events import NodeFailed, PinsExpired, PinsIgnored, Rebalanced, TokensChanged
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeList
 from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
 HOUR = 3600.0
+
+
+def make_pin(task: str, expires_at: float | None) -> Pin:
+    """A pin to any node."""
+    return Pin(task=task, token=1, patterns=("%",), created_by="a", expires_at=expires_at)
 
 
 async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: Store) -> None:
@@ -162,3 +169,81 @@ async def test_a_node_that_retires_claims_nothing_more_and_hands_over(
     assert await first.finish([mine[0]]) == {}
     assert not second.can_claim(mine[0])
     assert second.can_claim(mine[1])
+
+
+async def test_a_node_that_fails_owns_nothing_and_others_take_over(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its session could go on; the error is kept, and reported."""
+    first, second = await start_node("a"), await start_node("b")
+    assert len(second.tokens) == 10
+    failed: list[NodeFailed] = []
+    second._events.on(NodeFailed.name, failed.append)
+    error = ZeroDivisionError("a bug")
+
+    async def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(second, "_run_once", fail)
+    second._wakeup.set()
+    await until(lambda: len(first.tokens) == 20, "the other has all tokens")
+    assert (second.tokens, second.failure) == (frozenset(), error)
+    assert failed == [NodeFailed(node="b", error="ZeroDivisionError: a bug")]
+
+
+async def test_errors_that_may_go_away_end_no_node(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is waited out. Only those that leave a request unanswered say so."""
+    node = await start_node("a")
+    run_once = node._run_once
+    errors: list[Exception] = [
+        Unavailable("store", "silent"),
+        OutcomeUnknown("key", "lost"),
+        Conflict("key"),
+        Corrupt("key", "damaged"),
+        Misconfigured("url", "x", "is refused", "wait"),
+    ]
+    raised: list[Exception] = []
+    noted: list[bool] = []
+
+    async def fail(wait_for_change: WaitForChange) -> None:
+        if raised:
+            noted.append(node._failed_at is not None)
+            node._failed_at = None
+        if errors:
+            raised.append(errors.pop(0))
+            raise raised[-1]
+        monkeypatch.undo()
+        await run_once(wait_for_change)
+
+    monkeypatch.setattr(node, "_run_once", fail)
+    node._wakeup.set()
+    await until(lambda: len(noted) == 5, "all were raised")
+    assert noted == [True, True, False, False, False]
+    assert (len(node.tokens), node.failure) == (20, None)
+
+
+async def test_pins_that_are_ignored_are_reported_when_their_number_changes(
+    start_node: StartNode,
+) -> None:
+    """As long as there are any."""
+    node = await start_node("a", locks_enabled=False)
+    told: list[PinsIgnored] = []
+    node._events.on(PinsIgnored.name, told.append)
+    for count in (0, 2, 2, 1, 1, 0, 0, 1, 3):
+        node._report_ignored_pins(count)
+    assert told == [PinsIgnored(node="a", count=count) for count in (2, 1, 1, 3)]
+
+
+async def test_pins_that_have_expired_are_removed_and_counted(start_node: StartNode) -> None:
+    """Those that are left are in force."""
+    node = await start_node("a")
+    told: list[PinsExpired] = []
+    node._events.on(PinsExpired.name, told.append)
+    lasting = [make_pin(f"lasting {number}", None) for number in range(3)]
+    await node.pins.add("a", [make_pin("x", 1.0), make_pin("y", 2.0), *lasting])
+    for _ in range(2):
+        assert {pin.task for pin in await node._read_pins()} == {pin.task for pin in lasting}
+        await until(lambda: told, "they are removed")
+    assert told == [PinsExpired(node="a", count=2)]

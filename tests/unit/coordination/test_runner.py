@@ -6,10 +6,13 @@ import threading
 from typing import Any
 
 import pytest
+from chance import FakeClock
 from waiting import until
 
-from jobsync.coordination.runner import OwnThread, SameLoop, listening
-from jobsync.errors import Unavailable
+from jobsync.coordination.events import WorkerHeartbeat
+from jobsync.coordination.runner import HomeEvents, OwnThread, SameLoop, Wakeup, listening
+from jobsync.errors import Misconfigured, Unavailable
+from jobsync.events import Event, Events
 
 
 async def test_a_change_while_the_block_runs_counts() -> None:
@@ -176,3 +179,97 @@ async def test_a_call_that_is_cancelled_and_then_fails_is_not_logged(
     del call
     gc.collect()
     assert caplog.messages == []
+
+
+async def is_over(wait: "asyncio.Task[None]") -> bool:
+    """Whether a wait has ended, or is about to."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return wait.done()
+
+
+async def test_a_wakeup_ends_one_wait() -> None:
+    """The current one, or else the next: the one after that lasts, however often it was set."""
+    clock = FakeClock()
+    wakeup = Wakeup(clock, 1.0)
+    for is_early in (True, False, False, True, True):
+        if is_early:
+            wakeup.set()
+            wakeup.set()
+        wait = asyncio.create_task(wakeup.wait(clock.mono() + 3600))
+        assert await is_over(wait) is is_early
+        if not is_early:
+            wakeup.set()
+            assert await is_over(wait)
+    wait = asyncio.create_task(wakeup.wait(clock.mono() + 3600))
+    assert not await is_over(wait)
+    wait.cancel()
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0])
+async def test_a_wait_until_now_is_over(late: float) -> None:
+    """And what was set before does not end the next one."""
+    clock = FakeClock()
+    wakeup = Wakeup(clock, 1.0)
+    wakeup.set()
+    await wakeup.wait(clock.mono() + -late)
+    await wakeup.wait(clock.mono() + -late)
+    wait = asyncio.create_task(wakeup.wait(clock.mono() + 3600))
+    assert not await is_over(wait)
+    wait.cancel()
+
+
+async def test_a_wait_lasts_as_long_as_its_own_clock_says() -> None:
+    """The loop's timers may be quicker."""
+    clock = FakeClock()
+    wakeup = Wakeup(clock, 0.001)
+    wait = asyncio.create_task(wakeup.wait(clock.mono() + 0.002))
+    await asyncio.sleep(0.01)
+    assert not wait.done()
+    clock.mono_seconds += 0.002
+    async with asyncio.timeout(60):
+        await wait
+
+
+@pytest.mark.parametrize("kind", [SameLoop, OwnThread])
+async def test_events_of_a_member_come_home_in_order(kind: type[SameLoop | OwnThread]) -> None:
+    """However many are emitted at once; on the home loop's thread."""
+    host, home, may_end = kind(), Events(), threading.Event()
+    member = HomeEvents(host, home)
+    told: list[tuple[Event, int]] = []
+    home.on("coord:*", lambda event: told.append((event, threading.get_ident())))
+    events = [WorkerHeartbeat(worker_id="w", timestamp=number) for number in range(5)]
+
+    async def main() -> None:
+        for event in events:
+            member.emit(event)
+        await asyncio.to_thread(may_end.wait)
+
+    host.start(main)
+    await until(lambda: len(told) == 5, "all have come")
+    may_end.set()
+    await host.finish()
+    assert told == [(event, threading.get_ident()) for event in events]
+
+
+async def test_a_forked_child_has_no_member() -> None:
+    """Whatever it asks of the thread, which it does not have, is refused."""
+    host, may_end = OwnThread(), threading.Event()
+
+    async def main() -> None:
+        await asyncio.to_thread(may_end.wait)
+
+    host.start(main)
+    parent, host._process = host._process, -1
+    refused = pytest.raises(Misconfigured, match="was joined before a fork")
+    with refused:
+        host.post(print)
+    with refused:
+        host.cancel()
+    with refused:
+        await host.call(main)
+    with refused:
+        await asyncio.wait_for(host.finish(), 60)
+    host._process = parent
+    may_end.set()
+    await host.finish()
