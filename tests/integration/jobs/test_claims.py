@@ -9,12 +9,12 @@ import pytest
 from chance import FakeClock
 from claim_nodes import DAY, MEMORY, RECLAIM_AFTER, TOKEN, ClaimNodes, FaultyStore, claim
 
-from jobsync import OutcomeUnknown, Unavailable
+from jobsync import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.core.clock import Wall
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.foreign_claims import ClaimState
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.stores.contract import Applied, Change, Outcome, Unknown
+from jobsync.stores.contract import Applied, Change, Outcome, Record, Unknown
 
 
 @pytest.fixture
@@ -575,3 +575,104 @@ async def test_a_step_of_the_wall_clock_does_not_change_claim_times(nodes: Claim
     nodes.pass_time(31)
     await node.finish(["y"], "done")
     assert reads == 2
+
+
+@pytest.mark.parametrize("once_per_date", [False, True])
+@pytest.mark.parametrize("state", ["running", "done", "failed"])
+async def test_a_refused_task_says_who_does_or_did_it(
+    nodes: ClaimNodes, state: ClaimState, once_per_date: bool
+) -> None:
+    """What failed is refused by nobody."""
+    first, second = nodes.node("a"), nodes.node("b", once_per_date=once_per_date)
+    await claim(first, "x")
+    if state != "running":
+        await first.finish(["x"], state)
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": nodes.clock.wall_seconds - 1}})
+    assert second.foreign.was_running("x") is (state == "running")
+    assert second.foreign.is_refused("x") is (state != "failed")
+    if state != "failed":
+        told = {"running": "a is doing it", "done": "a has just done it"}[state]
+        assert second.foreign.explain("x") == told
+    nodes.pass_time(10 * MEMORY)
+    is_refused = {"running": True, "done": once_per_date, "failed": False}[state]
+    assert second.foreign.is_refused("x") is is_refused
+
+
+async def test_what_ran_elsewhere_is_read_again_now_and_then(nodes: ClaimNodes) -> None:
+    """Only what still ran, and no more often than tasks are remembered; then nobody is watched."""
+    first, third, second = nodes.node("a"), nodes.node("c"), nodes.node("b")
+    await claim(first, "x", "y")
+    await claim(third, "z")
+    await third.finish(["z"], "done")
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": nodes.clock.wall_seconds - 1}})
+    reads: list[list[str]] = []
+    get_many = nodes.store.get_many
+
+    async def watch(keys: Sequence[str], *, tombstones: bool = False) -> list[Record | None]:
+        reads.append([key.rpartition("/")[2] for key in keys])
+        return await get_many(keys, tombstones=tombstones)
+
+    nodes.store.get_many = watch  # type: ignore[method-assign]
+    await first.finish(["x"], "failed")
+    reads.clear()
+    for _ in range(4):
+        nodes.pass_time(MEMORY / 2)
+        await second.foreign.refresh()
+    assert reads == [["x", "y"], ["y"]]
+    await first.finish(["y"], "failed")
+    reads.clear()
+    watched = second.foreign._membership.watched
+    assert watched("claims") == {"a"}
+    nodes.pass_time(MEMORY)
+    await second.foreign.refresh()
+    assert (reads, watched("claims")) == ([["y"]], frozenset())
+
+
+async def test_claims_are_found_by_the_token_of_today(nodes: ClaimNodes) -> None:
+    """The one in a claim may be of earlier settings."""
+    first, second = nodes.node("a"), nodes.node("b")
+    await first.add({"x": TOKEN + 1}, 1, lambda *_: True)
+    await second.foreign.load({TOKEN + 1}, {})
+    assert not second.is_refused("x")
+    await second.foreign.load({TOKEN}, {})
+    assert second.is_refused("x")
+
+
+async def test_a_claim_that_is_closed_has_the_time_of_its_end(nodes: ClaimNodes) -> None:
+    """Whether it had landed, or is kept from landing."""
+    for task, fault in (("landed", "lost"), ("late", "late")):
+        nodes.store = store = ScriptedStore(nodes.store.inner)
+        node = nodes.node("a")
+        store.script = [fault, "refused"]
+        started = nodes.clock.wall_seconds
+        with pytest.raises(Unavailable):
+            await claim(node, task)
+        nodes.pass_time(40)
+        await node.settle(lambda *_: True)
+        found = {each.task: each for each in await node.list_all()}[task]
+        assert (found.state, found.run, found.started) == ("failed", 1, started)
+        assert found.ended == nodes.clock.wall_seconds
+
+
+async def test_a_claim_that_cannot_be_read_stays_to_be_closed(nodes: ClaimNodes) -> None:
+    """Nothing else is claimed meanwhile; the others are closed with it once it can be."""
+    nodes.store = store = ScriptedStore(nodes.store.inner)
+    node = nodes.node("a")
+    store.script = ["lost", "refused"]
+    with pytest.raises(Unavailable):
+        await claim(node, "x", "y")
+    read = store.get_many
+
+    async def damage(keys: Sequence[str], *, tombstones: bool = False) -> list[Record | None]:
+        if any(key.endswith("/x") for key in keys):
+            raise Corrupt(next(key for key in keys if key.endswith("/x")), "damaged")
+        return await read(keys, tombstones=tombstones)
+
+    store.get_many = damage  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="a claim could not be read"):
+            await claim(node, "z")
+        assert node.running == []
+    store.get_many = read  # type: ignore[method-assign]
+    assert await claim(node, "z") == {}
+    assert {await nodes.state(task) for task in "xy"} == {("failed", "a", 1)}
