@@ -98,3 +98,49 @@ async def test_a_term_goes_on_unless_another_one_has_sealed(
             with pytest.raises(Fenced):
                 await stage.call(call)
             assert stage.replaced[-1] >= epoch
+
+
+@pytest.mark.parametrize("call", ["get", "put", "seal"])
+async def test_a_term_that_was_replaced_says_by_which(call: str) -> None:
+    """Once it sees the other's seal, in whichever call, and each time."""
+    stage = TermStage(EPOCH)
+    await stage.store.create(KEY, "later", epoch=EPOCH + 3)
+    calls = {
+        "get": lambda: stage.term.get(KEY),
+        "put": lambda: stage.term.put(KEY, 1),
+        "seal": lambda: stage.term.seal(["single/a", KEY]),
+    }
+    for times in (1, 2):
+        with pytest.raises(Fenced) as caught:
+            await calls[call]()
+        assert str(caught.value) == str(Fenced(KEY, EPOCH, EPOCH + 3))
+        assert stage.replaced == [EPOCH + 3] * times
+    record = await stage.store.get(KEY)
+    assert record is not None
+    assert (record.value, record.epoch) == ("later", EPOCH + 3)
+
+
+async def test_singletons_are_sealed_however_often_it_is_asked() -> None:
+    """Each is read anew: it may have been restored from a backup, or sealed by another term."""
+    stage = TermStage(EPOCH)
+    keys = ["single/a", "single/b"]
+    for _ in range(2):
+        await stage.term.seal(keys)
+        records = [await stage.store.get(key) for key in keys]
+        assert [record and record.epoch for record in records] == [EPOCH, EPOCH]
+        await stage.store.drop(keys)
+        await stage.store.create(keys[1], "old", epoch=EPOCH - 1)
+    await stage.store.drop(keys)
+    await stage.store.create(keys[1], "later", epoch=EPOCH + 1)
+    with pytest.raises(Fenced):
+        await stage.term.seal(keys)
+
+
+async def test_a_term_remembers_seals_only_until_one_is_known() -> None:
+    """However often it seals."""
+    stage = TermStage(EPOCH)
+    for _ in range(3):
+        await stage.term.seal([KEY])
+        await stage.touch("drop")
+        await stage.call("put")
+        assert stage.term._open_seals == {}

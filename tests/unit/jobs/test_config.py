@@ -100,6 +100,12 @@ def test_the_guide_s_configurations_are_accepted(options: dict[str, Any]) -> Non
             {"timezone": "Mars/Base"},
             r"timezone is not a time zone \(got 'Mars/Base'\)\. Use a name such as",
         ),
+        *(
+            ({"timezone": zone}, "timezone is not a time zone .*Use a name such as")
+            for zone in ("", "../UTC", "/etc/localtime", "Europe/\0")
+        ),
+        *(({"port": port}, "port must be between 1 and 65535") for port in (-1, 65_536)),
+        *(({"appname": name}, "appname .*at most 40") for name in ("", "1a", "a" * 41, "a\n", "ä")),
         ({"url": "jobs.db"}, r"Did you mean sqlite:///jobs.db\?"),
         ({"url": "memory://", "host": "h"}, "host is part of the url.*Keep one of the two"),
     ],
@@ -108,6 +114,37 @@ def test_wrong_settings_are_refused_with_the_fix(options: dict[str, Any], messag
     """The error names the setting, the value, and what to write instead."""
     with pytest.raises(Invalid, match=message):
         CoordinationConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        field.name
+        for field in fields(CoordinationConfig)
+        if field.name.endswith(("_sec", "_hours"))
+        or field.name in ("reclaim_after", "handover_memory")
+    ],
+)
+def test_every_duration_is_above_0(name: str) -> None:
+    """Only heartbeats and their timeout have a limit, above which they are in milliseconds."""
+    for wrong in (0, -1, timedelta(0)):
+        with pytest.raises(Invalid, match=rf"{name} must be above 0"):
+            CoordinationConfig(**{name: wrong})
+    limit = 3600.0 if name.startswith("heartbeat_") else 1e9
+    assert getattr(CoordinationConfig(**{name: limit}), name) == limit
+    assert getattr(CoordinationConfig(**{name: timedelta(minutes=1)}), name) == 60
+    if name.startswith("heartbeat_"):
+        with pytest.raises(Invalid, match=rf"{name} must be in seconds .*mean 3\.601\?"):
+            CoordinationConfig(**{name: 3601})
+
+
+@pytest.mark.parametrize(
+    "options", [{"port": 1}, {"port": 65_535}, {"appname": "a" * 40}, {"appname": "_1"}]
+)
+def test_the_limits_of_settings_are_allowed(options: dict[str, Any]) -> None:
+    """Also the last of them."""
+    (name,) = options
+    assert getattr(CoordinationConfig(**options), name) == options[name]
 
 
 def test_settings_cannot_be_changed() -> None:
