@@ -4,15 +4,17 @@ import asyncio
 import datetime as dt
 import itertools
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, cast
+from zoneinfo import ZoneInfo
 
 import msgspec
 import psycopg
@@ -22,16 +24,25 @@ from teams import Team, start_team
 
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.core.trust import Timing
+from jobsync.core.urls import SqliteUrl
 from jobsync.jobs.events import ViewsMissing
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.sql_views import POSTGRES_VIEWS, VIEWS_VERSION
+from jobsync.jobs.sql_views import (
+    POSTGRES_VIEWS,
+    VIEWS_VERSION,
+    SqlViews,
+    find_time_zone,
+    postgres_views_sql,
+)
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
+from jobsync.stores.opening import read_url
 
 _numbers = itertools.count()
 DAY = 86_400.0
 KEYS = JobKeys("sync_")
+MARK = f"jobsync {VIEWS_VERSION}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -686,3 +697,174 @@ def test_the_other_library_of_this_name_is_refused(tmp_path: Path) -> None:
     )
     assert "jobsync 1.3.14" in ran.stderr
     assert "pip uninstall -y jobsync && pip install --force-reinstall jobsync-fleet" in ran.stderr
+
+
+@pytest.mark.parametrize("change", ["missing", "older", "foreign"])
+def test_whichever_view_is_missing_or_older_all_are_made_again(url: str, change: str) -> None:
+    """In both files of SQLite. One that another library made is refused and left as it is."""
+    with start_team(url) as team:
+        team.add("a")
+    views = SqlViews(read_url(url), KEYS, Components.system())
+    before = list_marks(views)
+    assert {*before.values()} == {MARK}
+    assert {*POSTGRES_VIEWS} <= {name.rpartition("sync_")[2] for name in before}
+    for name in before:
+        drop = f"DROP VIEW {name}{' CASCADE' if url.startswith('postgres') else ''}"
+        mark = "jobsync 1" if change == "older" else "jobsync is mine"
+        with closing(connect_plainly(views)) as cn:
+            if change != "older" or url.startswith("sqlite"):
+                cn.execute(drop)
+            if change == "foreign" or (change == "older" and url.startswith("sqlite")):
+                cn.execute(f"CREATE VIEW {name} AS -- {mark}\nSELECT 1 AS number")
+            if change != "missing" and url.startswith("postgres"):
+                cn.execute(f"COMMENT ON VIEW {name} IS '{mark}'")
+            if change == "foreign":
+                with pytest.raises(Misconfigured, match="appname is the prefix of"):
+                    views.install("a")
+                assert cn.execute(f"SELECT number FROM {name}").fetchone()[0] == 1
+                cn.execute(drop)
+        views.install("a")
+        assert list_marks(views) == before
+
+
+def connect_plainly(views: SqlViews) -> Any:
+    """Open a connection without temporary views."""
+    url = views._url
+    return views._open_file(url.path) if isinstance(url, SqliteUrl) else views.connect()
+
+
+def list_marks(views: SqlViews) -> dict[str, str]:
+    """Return the marks of a fleet's views, by name."""
+    query = """
+        SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class AS c
+        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'v'
+        """
+    if isinstance(views._url, SqliteUrl):
+        query = " UNION ALL ".join(
+            f"SELECT '{file}.' || name, substr(sql, instr(sql, ' AS -- ') + 7, {len(MARK)})"
+            f" FROM {file}.sqlite_master WHERE type = 'view'"
+            for file in ("main", "sessions")
+        )
+    with closing(connect_plainly(views)) as cn:
+        return dict(cn.execute(query).fetchall())
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kathmandu", "America/Adak"])
+def test_a_zone_that_is_set_is_that_of_connections(url: str, zone: str) -> None:
+    """Whatever the process's own is; each thread's too."""
+    with start_team(url) as team:
+        job = team.add("a", settings={"timezone": zone})
+        there = dt.datetime(2026, 1, 5, 12, tzinfo=ZoneInfo(zone))
+        local, utc = there.replace(tzinfo=None), there.astimezone(dt.UTC)
+        query = "SELECT (%s::timestamptz AT TIME ZONE 'UTC')::text"
+        if url.startswith("sqlite"):
+            query = "SELECT %s"
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(ask(job, query, local)[0][0]))
+        thread.start()
+        thread.join()
+        found.append(ask(job, query, local)[0][0])
+        assert [text[:19] for text in found] == [f"{utc:%Y-%m-%d %H:%M:%S}"] * 2
+
+
+def test_a_connection_that_was_closed_is_replaced(url: str) -> None:
+    """By one that is kept; at the end those of all threads are closed."""
+    with start_team(url) as team:
+        (job,) = enter(team, "a")
+        connections = [job.connection]
+        assert job.connection is connections[0]
+        connections[0].close()
+        for _ in range(2):
+            connections.append(job.connection)
+            assert ask(job, "SELECT 1") == [(1,)]
+        assert connections[0] is not connections[1]
+        assert connections[1] is connections[2]
+        thread = threading.Thread(target=lambda: connections.append(job.connection))
+        thread.start()
+        thread.join()
+        assert job._views is not None
+        views = job._views
+        views.close()
+        assert all(connection.closed for connection in connections)
+        assert views._connections == {}
+        assert ask(job, "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("url", "within"),
+    [
+        ("sqlite:////tmp/jobs.db", ""),
+        ("postgresql://h/d", ""),
+        ("postgresql://h/d?schema=jobs", '"jobs".'),
+        ("postgresql://h/d?schema=My%20Jobs", '"My Jobs".'),
+    ],
+)
+def test_the_names_of_views_can_be_used_in_sql(url: str, within: str) -> None:
+    """Whatever the name of their schema."""
+    views = SqlViews(read_url(url), JobKeys("app_"), Components.system())
+    words = {
+        "Node": "node",
+        "Token": "token",
+        "Lock": "lock",
+        "Rebalance": "rebalance",
+        "Leader": "leader",
+        "Claim": "unfinished",
+        "Audit": "audit",
+    }
+    assert views.tables == {word: f"{within}app_{view}" for word, view in words.items()}
+    assert views.views == [*views.tables.values(), f"{within}app_claim"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "zone"),
+    [
+        ({"TZ": "Europe/Berlin"}, "Europe/Berlin"),
+        ({"TZ": ":Europe/Berlin"}, "Europe/Berlin"),
+        ({"TZ": "/usr/share/zoneinfo/Europe/Berlin"}, "Europe/Berlin"),
+        ({"TZ": ":/usr/share/zoneinfo/Europe/Berlin"}, "Europe/Berlin"),
+        ({"TZ": "CET-1CEST,M3.5.0,M10.5.0/3"}, "CET-1CEST,M3.5.0,M10.5.0/3"),
+        ({"TZ": ""}, "UTC"),
+        ({"TZ": ":"}, "UTC"),
+        ({}, "Asia/Tokyo"),
+    ],
+)
+def test_the_process_s_zone_is_that_of_its_environment(
+    tmp_path: Path, environ: dict[str, str], zone: str
+) -> None:
+    """Or else the machine's."""
+    file = tmp_path / "zoneinfo" / "Asia" / "Tokyo"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    localtime = tmp_path / "localtime"
+    localtime.symlink_to(file)
+    assert find_time_zone(environ, localtime) == zone
+
+
+@pytest.mark.parametrize(
+    ("content", "zone"),
+    [
+        (None, "UTC"),
+        (b"TZif2\0\n\nCET-1CEST,M3.5.0,M10.5.0/3\n", "CET-1CEST,M3.5.0,M10.5.0/3"),
+        (b"TZif2\0\n\n<+0330>-3:30\n", "<+0330>-3:30"),
+        (b"", "UTC"),
+    ],
+)
+def test_a_machine_s_zone_may_be_a_copy_of_a_file(
+    tmp_path: Path, content: bytes | None, zone: str
+) -> None:
+    """Which ends with the zone's rule; without a file it is UTC."""
+    localtime = tmp_path / "localtime"
+    if content is not None:
+        localtime.write_bytes(content)
+    assert find_time_zone({}, localtime) == zone
+
+
+def test_an_administrator_grants_each_right_that_views_have() -> None:
+    """All can be read, and rows be deleted where a delete has an effect."""
+    text = postgres_views_sql("my", JobKeys("app_"), "worker")
+    grants = {
+        right: re.findall(r'"my"\.app_(\w+)', names)
+        for right, names in re.findall(r"GRANT (SELECT|DELETE) ON (.*) TO worker;", text)
+    }
+    assert grants["SELECT"] == list(POSTGRES_VIEWS)
+    assert sorted(grants["DELETE"]) == ["lock", "node", "rebalance", "token"]
