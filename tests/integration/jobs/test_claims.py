@@ -11,6 +11,7 @@ from claim_nodes import DAY, MEMORY, RECLAIM_AFTER, TOKEN, ClaimNodes, FaultySto
 
 from jobsync import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.core.clock import Wall
+from jobsync.jobs import foreign_claims
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.foreign_claims import ClaimState
 from jobsync.jobs.job_keys import JobKeys
@@ -676,3 +677,22 @@ async def test_a_claim_that_cannot_be_read_stays_to_be_closed(nodes: ClaimNodes)
     store.get_many = read  # type: ignore[method-assign]
     assert await claim(node, "z") == {}
     assert {await nodes.state(task) for task in "xy"} == {("failed", "a", 1)}
+
+
+async def test_more_claims_than_one_request_reads_are_all_known(
+    nodes: ClaimNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When tokens are gained, and when they are read again."""
+    monkeypatch.setattr(foreign_claims, "CLAIM_PAGE", 2)
+    first, second = nodes.node("a"), nodes.node("b")
+    tasks = list("abcde")
+    await claim(first, *tasks)
+    await second.foreign.load({TOKEN}, {})
+    assert [task for task in tasks if second.is_refused(task)] == tasks
+    await first.finish(tasks, "done")
+    assert sorted(await second.find_done(tasks)) == tasks
+    nodes.pass_time(MEMORY)
+    await second.foreign.refresh()
+    assert not any(second.foreign.was_running(task) for task in tasks)
+    nodes.pass_time(MEMORY)
+    assert not any(second.is_refused(task) for task in tasks)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -462,3 +463,81 @@ def test_tasks_of_a_process_that_has_ended_need_no_delay_by_default(memory: str)
             assert (rules.reclaim_after, rules.reclaim_ended_after) == (delay, 0)
             own = [r for r in job._call(node.nodes()) if r.name == job.node_name]
             assert [(r.reclaim_after, r.reclaim_ended_after) for r in own] == [(delay, 0)]
+
+
+def test_each_name_for_pinning_passes_everything_on(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide's names too."""
+    with make(memory) as job:
+        calls: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(job._pins, "register", lambda *given: calls.append(given))
+        for one in (job.register_lock, job.register_task_lock):
+            one("t", ["a", "b"], "why", 5)
+            one("t", "a")
+            assert calls == [([("t", ["a", "b"], "why")], 5), ([("t", "a", None)], None)]
+            calls.clear()
+        locks = [("t", "a", "why"), ("u", ["a"])]
+        for several in (job.register_locks_bulk, job.register_task_locks_bulk):
+            several(locks, 5)
+            several(locks)
+            assert calls == [(locks, 5), (locks, None)]
+            calls.clear()
+
+
+def test_a_job_that_is_not_entered_has_a_status(memory: str) -> None:
+    """Before and after: of a node that owns nothing."""
+    job = make(memory)
+    expected = {
+        "node_name": "worker-01",
+        "enabled": True,
+        "coordination_enabled": True,
+        "is_healthy": False,
+        "is_leader": False,
+        "token_count": 0,
+        "my_tokens": 0,
+        "token_version": 0,
+        "total_tokens": 100,
+        "last_heartbeat": None,
+        "active_nodes": [],
+        "running_tasks": [],
+    }
+    assert job.get_coordination_status() == expected
+    with job:
+        job.add_task("x")
+    assert job.get_coordination_status() == expected
+    assert job._coordination_enabled
+    off = make(memory, coordination_config=CoordinationConfig(enabled=False))
+    assert (off.get_coordination_status()["enabled"], off._coordination_enabled) == (False, False)
+
+
+@pytest.mark.parametrize("failing", ["finish", "_leave"])
+def test_an_exit_with_a_failing_part_leaves_nothing_behind(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads end, its connections are closed, and it can be entered again."""
+    calls: list[object] = []
+    connections: list[Any] = []
+    job = make(f"sqlite:///{tmp_path}/jobs.db", on_tokens_added=calls.append)
+    before = {*threading.enumerate()}
+
+    def enter() -> None:
+        with job:
+            connections.append(job.connection)
+            holder = job._node if failing == "finish" else job
+            work = getattr(holder, failing)
+
+            async def fail(*arguments: object) -> None:
+                await work(*arguments)
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(holder, failing, fail)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            enter()
+        monkeypatch.undo()
+    assert [connection.closed for connection in connections] == [True, True]
+    assert len(calls) == 2
+    left = {thread.name for thread in {*threading.enumerate()} - before}
+    assert not left & {"jobsync-worker-01", "jobsync-callbacks"}

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from chance import FakeClock
 
-from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable
+from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable, open_store
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.errors import OutcomeUnknown
+from jobsync.jobs import foreign_claims, job_lifecycle, local_node
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
@@ -350,7 +351,13 @@ async def test_a_record_has_the_times_of_its_task() -> None:
     await clock.sleep(7)
     found = {claim.task: claim for claim in await node.list_claims()}
     owner = found["a"].owner
-    known = {"token": 3, "date": "2026-01-05", "node": "alone", "owner": owner, "number": 0}
+    known: dict[str, Any] = {
+        "token": 3,
+        "date": "2026-01-05",
+        "node": "alone",
+        "owner": owner,
+        "number": 0,
+    }
     assert found == {
         "a": Claim(task="a", run=1, state="done", started=first, ended=first + 25, **known),
         "b": Claim(task="b", run=1, state="running", started=first + 20, **known),
@@ -440,3 +447,50 @@ def test_a_node_alone_describes_itself(memory: str) -> None:
             stage="ready",
             is_leader=True,
         )
+
+
+async def test_more_tasks_than_one_request_reads_are_all_recorded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And found again, a second time too; one that is damaged hides no other."""
+    for module in (local_node, foreign_claims):
+        monkeypatch.setattr(module, "CLAIM_PAGE", 2)
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    tasks = list("abcde")
+    await store.create(KEYS.claim(DAY, "a"), {"damaged": True})
+    for run in (1, 2):
+        assert await node.claim(tasks) == {}
+        assert await node.finish(tasks) == {"a": "its record cannot be read"}
+        found = await node.list_claims()
+        assert [(claim.task, claim.run) for claim in found] == [(task, run) for task in "bcde"]
+        assert sorted(await node.find_done(tasks)) == list("bcde")
+
+
+def test_a_store_whose_date_cannot_be_recorded_is_closed(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of a job that was not entered; it can be entered later."""
+    closed: list[str] = []
+
+    class Closing(StoreDecorator):
+        async def close(self) -> None:
+            closed.append(self.name)
+            await self.inner.close()
+
+    async def open_closing(*arguments: Any) -> Store:
+        return Closing(await open_store(*arguments))
+
+    async def fail(_: StoredRecords) -> None:
+        raise Unavailable("store", "silent")
+
+    monkeypatch.setattr(job_lifecycle, "open_store", open_closing)
+    job = alone(memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRecords, "start", fail)
+        with pytest.raises(Unavailable):
+            job.__enter__()
+    assert len(closed) == 1
+    with job:
+        job.add_task("x")
+    assert len(closed) == 2
