@@ -1,6 +1,7 @@
 """Callbacks: called in order, on their own thread, whatever they do."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -41,6 +42,29 @@ def test_a_callback_may_take_no_argument() -> None:
     calls: list[int] = []
     notify(CHANGE, CHANGE, on_rebalance=lambda: calls.append(1))
     assert calls == [1, 1]
+
+
+def test_a_callback_without_a_signature_gets_no_argument() -> None:
+    """Like some of Python's own functions."""
+    assert notify(CHANGE, on_rebalance=partial(max, 1, 2)) == []
+
+
+def test_callbacks_can_be_stopped_by_one_of_them() -> None:
+    """It does not wait for itself; what follows is still called."""
+    events, calls = Events(), list[str]()
+    failed: list[HandlerFailed] = []
+    events.on("jobsync:handler-failed", failed.append)
+
+    def stop(_: object) -> None:
+        callbacks.stop(60)
+        calls.append("stopped")
+
+    callbacks = Callbacks(events, lambda: calls.append("rebalanced"), None, stop)
+    callbacks.notify(CHANGE)
+    callbacks.notify(CHANGE)
+    callbacks.stop(60)
+    assert calls == ["stopped", "rebalanced"] * 2
+    assert failed == []
 
 
 def test_no_callback_is_called_if_no_token_changed() -> None:

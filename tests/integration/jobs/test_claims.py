@@ -699,3 +699,35 @@ async def test_more_claims_than_one_request_reads_are_all_known(
     assert not any(second.foreign.was_running(task) for task in tasks)
     nodes.pass_time(MEMORY)
     assert not any(second.is_refused(task) for task in tasks)
+
+
+@pytest.mark.parametrize("state", ["running", "done"])
+async def test_own_claims_are_not_those_of_others(nodes: ClaimNodes, state: ClaimState) -> None:
+    """When this node gains the token of a task that it does, or has done, in this session."""
+    node = nodes.node("a")
+    await claim(node, "x")
+    if state == "done":
+        await node.finish(["x"], "done")
+    await node.foreign.load({TOKEN}, {})
+    assert not node.foreign.is_refused("x")
+    assert not node.foreign.was_running("x")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("ended_after", [0.0, 20.0, 90.0])
+async def test_how_a_process_ended_decides_how_long_its_tasks_wait(
+    nodes: ClaimNodes, ended_after: float, has_ended: bool
+) -> None:
+    """One that may still do them has longer, unless it was set otherwise."""
+    first, second = nodes.node("a"), nodes.node("b", reclaim_ended_after=ended_after)
+    await claim(first, "x")
+    await second.foreign.load({TOKEN}, {})
+    nodes.dead.add("a")
+    if has_ended:
+        nodes.ended.add("a")
+    second.foreign.record_deaths()
+    delay = ended_after if has_ended else RECLAIM_AFTER
+    for passed in (delay - 1, 1):
+        assert second.is_refused("x") is (delay > 0)
+        nodes.pass_time(max(0.0, passed))
+    assert not second.is_refused("x")

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 import pytest
+from chance import FakeClock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -232,3 +233,35 @@ async def test_a_node_is_forgotten_if_it_joined_before_and_is_gone(
     is_forgotten = age > 10 and (stage == "left" or session != "live")
     left = [head.key.rpartition("/")[2] for head in await store.heads(keys.nodes)]
     assert (found.nodes, left) == (int(is_forgotten), ["damaged", *([] if is_forgotten else ["n"])])
+
+
+async def test_what_is_forgotten_is_counted_by_kind_for_one_fleet() -> None:
+    """Each kind by its own age; what other fleets have is kept."""
+    clock = FakeClock()
+    clock.wall_seconds = START
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    store = MemoryStore(f"retention-{next(_numbers)}", components)
+    fleets = JobKeys("app"), JobKeys("other")
+    for keys in fleets:
+        for number in range(2):
+            day = FIRST + timedelta(days=number)
+            await record_date(store, keys, day, START)
+            for task in ("a", "b", "c"):
+                await store.create(keys.claim(day, task), {})
+        for number in range(3):
+            await store.create(keys.node(f"n{number}"), describe_node("left", START))
+        await store.append(keys.rebalances, [{}, {}, {}, {}])
+    for age, expected in (
+        (9.9, Forgotten(dates=0, claims=0, nodes=0, rebalances=0)),
+        (13.0, Forgotten(dates=2, claims=6, nodes=3, rebalances=4)),
+        (14.0, Forgotten(dates=0, claims=0, nodes=0, rebalances=0)),
+    ):
+        clock.wall_seconds = START + age * DAY
+        found = await forget(store, fleets[0], read_node_record, now=clock.wall_seconds, days=10)
+        assert found == expected
+    left = fleets[1]
+    assert [len(await store.heads(left.claims(FIRST))), len(await store.heads(left.nodes))] == [
+        3,
+        3,
+    ]
+    assert [len(await store.heads(left.dates)), len(await store.read(left.rebalances))] == [2, 4]
