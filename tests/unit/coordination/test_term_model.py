@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, get_args
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Events, Fenced, Term
-from jobsync.stores.contract import Change, Outcome
+from jobsync import Components, Events, Fenced, OutcomeUnknown, Term
+from jobsync.stores.contract import Change, Outcome, Unknown
 from jobsync.stores.memory import MemoryStore
 
 KEY = "single/x"
@@ -144,3 +144,57 @@ async def test_a_term_remembers_seals_only_until_one_is_known() -> None:
         await stage.touch("drop")
         await stage.call("put")
         assert stage.term._open_seals == {}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_a_term_that_is_over_sends_nothing(*, is_sealed: bool) -> None:
+    """Also not to a record that it has sealed; nor is anybody told that it was replaced."""
+    stage = TermStage(EPOCH)
+    is_lasting = True
+    stage.term._lasts = lambda: is_lasting
+    await stage.store.create(KEY, "before", epoch=EPOCH - 1)
+    if is_sealed:
+        await stage.term.seal([KEY])
+    before, writes = await stage.store.get(KEY), stage.store.writes
+    is_lasting = False
+    with pytest.raises(Fenced, match=rf"{KEY}: the term of epoch {EPOCH} is over"):
+        await stage.term.put(KEY, "too late")
+    if not is_sealed:
+        with pytest.raises(Fenced, match="is over"):
+            await stage.term.get(KEY)
+    assert (await stage.store.get(KEY), stage.store.writes) == (before, writes)
+    assert stage.replaced == []
+
+
+class LosingStore(CountingStore):
+    """Loses the reply to the next write, or the write itself."""
+
+    is_applied: bool | None = None
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        is_applied, self.is_applied = self.is_applied, None
+        if is_applied is not False:
+            outcomes = await super().write(changes)
+        return outcomes if is_applied is None else [Unknown("lost") for _ in changes]
+
+
+@pytest.mark.parametrize("call", ["get", "put", "sealed put"])
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_an_unknown_outcome_is_told_and_may_be_tried_again(
+    call: str, *, is_applied: bool
+) -> None:
+    """Whether the write has landed or not; the value that was there before is kept by seals."""
+    stage = TermStage(EPOCH)
+    store = LosingStore(components=stage.components)
+    term = Term(store, EPOCH, lambda: True, stage.components.ids, stage.replaced.append)
+    await store.create(KEY, "before")
+    if call == "sealed put":
+        assert await term.get(KEY) == "before"
+    store.is_applied = is_applied
+    with pytest.raises(OutcomeUnknown):
+        await (term.get(KEY) if call == "get" else term.put(KEY, "new"))
+    is_written = call == "sealed put" and is_applied
+    assert await term.get(KEY) == ("new" if is_written else "before")
+    await term.put(KEY, "newer")
+    assert await term.get(KEY) == "newer"
+    assert stage.replaced == []

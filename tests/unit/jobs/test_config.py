@@ -1,6 +1,7 @@
 """Every setting of the guide and of the newer release: checks and the four sources."""
 
 import copy
+import math
 import pickle
 import re
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -304,6 +305,20 @@ def test_a_config_may_be_of_any_kind(shape: Any) -> None:
 def test_a_config_may_be_empty(config: Any) -> None:
     """Then the defaults apply."""
     assert resolve_coordination(config=config).value == CoordinationConfig()
+
+
+def test_what_was_only_read_from_a_config_is_no_setting() -> None:
+    """Other code may have looked, by which a config of some kinds grows; nor are functions."""
+    config = as_module({"total_tokens": 500, "helper": print, "_own": 1, "math": math}, {})
+    for part, name in (
+        (config.sync.coordination, "minimum_nodes"),
+        (config.sync.coordination, "no_setting_at_all"),
+        (config.sync.sql, "host"),
+    ):
+        assert getattr(part, name) == {}
+    found = resolve_coordination(config=config)
+    assert found.value == CoordinationConfig(total_tokens=500)
+    assert found.value.given == {"total_tokens"}
 
 
 def test_reading_does_not_change_a_config() -> None:
