@@ -10,11 +10,13 @@ import pytest
 from chance import FakeClock, SeededRandomness
 from fleets import BilledStore
 
-from jobsync import Components, Event, Events, Unavailable
+from jobsync import Components, Event, Events, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.coordination import session as session_module
 from jobsync.coordination.events import HeartbeatLate, StoreSilent, WorkerHeartbeat
 from jobsync.coordination.heartbeats import Heartbeats
+from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import SESSIONS, HookFailure, SessionOwner, read_session_record
+from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.stores.contract import Change, Head, Outcome
 
@@ -176,6 +178,92 @@ async def test_every_session_publishes_all_from_its_first_record_on() -> None:
         first = read_session_record(fresh)
         assert (first.beat, first.works) == (0, told.works)
         assert (first.facts["number"], first.facts["host"]) == (number, "web-1")
+
+
+class Waits(Wakeup):
+    """Waits by moving the clock, so often; sets count."""
+
+    def __init__(self, clock: FakeClock, left: int) -> None:
+        super().__init__(clock, 0.0)
+        self.fake_clock = clock
+        self.left = left
+        self.sets = 0
+
+    def set(self) -> None:
+        self.sets += 1
+
+    async def wait(self, until: Mono) -> None:
+        self.left -= 1
+        if not self.left:
+            raise asyncio.CancelledError
+        self.fake_clock.mono_seconds = max(self.fake_clock.mono_seconds, until - Mono(0.0))
+
+
+@pytest.mark.parametrize(
+    ("latency", "starts"), [(0.0, [0, 5, 10, 15]), (2.0, [0, 5, 10, 15]), (7.0, [0, 7, 14, 21])]
+)
+async def test_heartbeats_have_the_same_interval_however_slow_the_store_is(
+    latency: float, starts: list[float]
+) -> None:
+    """A late answer does not delay the next, unless it takes longer than that."""
+    stage = HeartStage()
+    sent: list[float] = []
+
+    async def send() -> None:
+        sent.append(stage.clock.mono_seconds - 1_000.0)
+        stage.pass_time(latency)
+
+    stage.heartbeats._send = send  # type: ignore[method-assign]
+    stage.heartbeats._wakeup = Waits(stage.clock, 4)
+    with suppress(asyncio.CancelledError):
+        await stage.heartbeats.run()
+    assert sent == starts
+
+
+async def test_heartbeats_go_on_after_each_error_of_an_outage() -> None:
+    """Another error is a bug, and ends them."""
+    stage = HeartStage()
+    outages = (
+        Unavailable("store", "silent"),
+        Misconfigured("url", "x", "is refused", "wait"),
+        OutcomeUnknown("session", "lost"),
+    )
+    errors: list[Exception] = [*outages, ZeroDivisionError()]
+
+    async def send() -> None:
+        stage.heartbeats._is_outage_reported = False
+        raise errors.pop(0)
+
+    stage.heartbeats._send = send  # type: ignore[method-assign]
+    stage.heartbeats._wakeup = Waits(stage.clock, 10)
+    with pytest.raises(ZeroDivisionError):
+        await stage.heartbeats.run()
+    assert stage.events == [
+        StoreSilent(worker_id="worker-1", reason=str(error)) for error in outages
+    ]
+
+
+async def test_what_is_published_goes_out_at_once() -> None:
+    """A failure of a hook may wait for the next heartbeat."""
+    stage = HeartStage()
+    waits = stage.heartbeats._wakeup = Waits(stage.clock, 4)
+    stage.heartbeats.publish({"number": 1})
+    stage.heartbeats.send_now()
+    assert waits.sets == 2
+    stage.heartbeats.publish_failure("default/work", None)
+    assert waits.sets == 2
+
+
+async def test_each_heartbeat_tells_which_roles_are_held() -> None:
+    """With their epochs, as they are then."""
+    stage = HeartStage()
+    await stage.heartbeats.session.open()
+    for held in ({}, {"default/work": 3}, {"default/work": 4, "other/work": 1}, {}):
+        stage.heartbeats._list_held = held.copy
+        await stage.beat()
+        record = await stage.bucket.get(f"{SESSIONS}{stage.heartbeats.session.incarnation}")
+        assert record is not None
+        assert read_session_record(record).holds == held
 
 
 class LateClock(FakeClock):
