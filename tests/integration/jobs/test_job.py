@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,6 +22,8 @@ from jobsync import (
     Task,
     Unavailable,
 )
+from jobsync.coordination.membership import describe_process
+from jobsync.core.assignment import token_maker
 from jobsync.core.trust import Timing
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_inspection import _describe_claim
@@ -450,6 +453,11 @@ def test_each_setting_of_a_job_reaches_its_node(memory: str) -> None:
         )
         record = job._call(node.nodes())[0]
         assert (record.reclaim_after, record.reclaim_ended_after) == (22, 22)
+        facts = describe_process(job.components)
+        assert (record.host, record.pid) == (facts["host"], os.getpid())
+        tasks = [str(number) for number in range(20)]
+        found = [job.task_to_token(task) for task in tasks]
+        assert found == list(map(node.token, tasks)) == list(map(token_maker(11, "sha256"), tasks))
 
 
 def test_tasks_of_a_process_that_has_ended_need_no_delay_by_default(memory: str) -> None:
@@ -463,6 +471,46 @@ def test_tasks_of_a_process_that_has_ended_need_no_delay_by_default(memory: str)
             assert (rules.reclaim_after, rules.reclaim_ended_after) == (delay, 0)
             own = [r for r in job._call(node.nodes()) if r.name == job.node_name]
             assert [(r.reclaim_after, r.reclaim_ended_after) for r in own] == [(delay, 0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "url", "beat", "timeout"),
+    [
+        ({"heartbeat_interval_sec": 1}, "memory://", 1, 15),
+        ({"heartbeat_interval_sec": 20}, "s3://bucket/jobs", 20, 90),
+        ({"heartbeat_timeout_sec": 60}, "memory://", 5, 60),
+        ({"heartbeat_timeout_sec": 60}, "sqlite:////tmp/jobs.db", 5, 60),
+        ({"heartbeat_timeout_sec": 120}, "s3://bucket/jobs", 30, 120),
+        ({"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 15}, "s3://bucket/jobs", 5, 15),
+    ],
+)
+def test_what_is_not_given_of_the_timing_suits_the_store(
+    given: dict[str, Any], url: str, beat: float, timeout: float
+) -> None:
+    """Either may be given alone, or both; without either the session's own defaults apply."""
+    job = make(url, coordination_config=CoordinationConfig(**given))
+    options = {"heartbeat_interval": beat, "worker_timeout": timeout}
+    assert job._find_timing_options(url) == options
+    assert make(url, coordination_config=CoordinationConfig())._find_timing_options(url) == {}
+
+
+def test_leaving_waits_for_others_as_long_as_it_was_told(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a few seconds."""
+    waits: list[float] = []
+    for wait in (0, timedelta(seconds=7)):
+        with make(memory, wait_on_exit=wait) as job:
+            node = job._node
+            assert node is not None
+            stop = node.stop
+
+            async def watch(seconds: float, stop: Any = stop) -> None:
+                waits.append(seconds)
+                await stop(seconds)
+
+            monkeypatch.setattr(node, "stop", watch)
+    assert waits[1] - waits[0] == 7
 
 
 def test_each_name_for_pinning_passes_everything_on(
