@@ -32,6 +32,8 @@ from jobsync.jobs.sql_views import (
     POSTGRES_VIEWS,
     VIEWS_VERSION,
     SqlViews,
+    _find_version,
+    _Relation,
     find_time_zone,
     postgres_views_sql,
 )
@@ -868,3 +870,30 @@ def test_an_administrator_grants_each_right_that_views_have() -> None:
     }
     assert grants["SELECT"] == list(POSTGRES_VIEWS)
     assert sorted(grants["DELETE"]) == ["lock", "node", "rebalance", "token"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("node", "token", "lock", "leader", "leader_lock", "rebalance", "rebalance_lock"),
+        *("claim", "audit", "checkpoint", "inst", "session", "message", "unfinished"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "8", "jobsync", "jobsync ", "jobsync 8a", "jobsync -8"])
+def test_each_name_of_this_library_and_the_original_is_reserved(name: str, mark: str) -> None:
+    """For relations with our mark."""
+    with pytest.raises(Misconfigured, match=f"appname is the prefix of sync_{name}, which"):
+        _find_version([_Relation(f"sync_{name}", mark)], ["node", "audit"], KEYS)
+    assert _find_version([_Relation("sync_results", mark)], ["node"], KEYS) == 0
+
+
+def test_the_version_of_views_is_that_of_the_oldest() -> None:
+    """One that is missing is the oldest of all; others of ours count too."""
+    node, audit = _Relation("sync_node", "jobsync 8"), _Relation("sync_audit", "jobsync 10")
+    views = ["node", "audit"]
+    assert _find_version([node, audit], views, KEYS) == 8
+    assert _find_version([audit, node], views, KEYS) == 8
+    assert _find_version([audit], ["audit"], KEYS) == 10
+    assert _find_version([node], views, KEYS) == 0
+    assert _find_version([audit], views, KEYS) == 0
+    assert _find_version([], views, KEYS) == 0
