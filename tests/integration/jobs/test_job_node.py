@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from job_nodes import SETTINGS, StartNode
@@ -12,8 +14,17 @@ from jobsync import Components, Conflict, Corrupt, Misconfigured, OutcomeUnknown
 from jobsync.coordination.runner import WaitForChange
 from jobsync.core.clock import Mono, Wall
 from jobsync.core.pins import Pin
-from jobsync.jobs.events import NodeFailed, PinsExpired, PinsIgnored, Rebalanced, TokensChanged
+from jobsync.jobs import node_loop
+from jobsync.jobs.events import (
+    NodeFailed,
+    NodeJoined,
+    PinsExpired,
+    PinsIgnored,
+    Rebalanced,
+    TokensChanged,
+)
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.node_loop import NodeLoop
 from jobsync.jobs.registration import NodeList
 from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
@@ -247,3 +258,89 @@ async def test_pins_that_have_expired_are_removed_and_counted(start_node: StartN
         assert {pin.task for pin in await node._read_pins()} == {pin.task for pin in lasting}
         await until(lambda: told, "they are removed")
     assert told == [PinsExpired(node="a", count=2)]
+
+
+@pytest.mark.parametrize("own", ["there", "missing", "deleted", "damaged"])
+@pytest.mark.parametrize("assignment", ["there", "missing", "damaged"])
+async def test_a_node_looks_at_its_own_record_with_the_assignment(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, own: str, assignment: str
+) -> None:
+    """It writes what was deleted again; what is damaged is told of the assignment alone."""
+    await start_node("a")
+    node = await start_node("b")
+    await node.stop(30)
+    restored: list[bool] = []
+    keys = JobKeys(SETTINGS.fleet)
+    kinds = {keys.assignment: assignment, keys.node("b"): own}
+
+    async def read(
+        _: Store, wanted: Sequence[str], report: Callable[[Corrupt], object]
+    ) -> dict[str, Record | None]:
+        for key in wanted:
+            if kinds[key] == "damaged":
+                report(Corrupt(key, "damaged"))
+        return {
+            key: None if kind == "missing" else make_record(key, is_deleted=kind == "deleted")
+            for key, kind in kinds.items()
+            if kind != "damaged"
+        }
+
+    async def restore() -> None:
+        restored.append(True)
+
+    monkeypatch.setattr(node_loop, "read_each", read)
+    monkeypatch.setattr(node._registration, "restore", restore)
+    if assignment == "damaged":
+        with pytest.raises(Corrupt, match=keys.assignment):
+            await node._read_assignment()
+        return
+    found = await node._read_assignment()
+    assert found == (make_record(keys.assignment) if assignment == "there" else None)
+    assert restored == [True] * (own in ("missing", "deleted"))
+
+
+def make_record(key: str, *, is_deleted: bool = False) -> Record:
+    """A record, or a tombstone."""
+    return Record(key, None if is_deleted else {}, "v", 1, 0, 1, "n", is_deleted)
+
+
+@pytest.mark.parametrize(("numbers", "highest"), [([], 0), ([3], 3), ([0, 7, 3], 7), ([7, 0], 7)])
+def test_the_highest_assignment_that_anybody_announces_counts(
+    numbers: list[int], highest: int
+) -> None:
+    """A former leader may still announce its own; others announce none, or of other fleets."""
+    keys = JobKeys(SETTINGS.fleet)
+    facts = [{keys.assignment: number} if number else {"assignment/other": 9} for number in numbers]
+    seen = {str(index): SimpleNamespace(facts=each) for index, each in enumerate(facts)}
+    node: Any = SimpleNamespace(_keys=keys, membership=SimpleNamespace(seen=seen))
+    assert NodeLoop._find_announced_number(node) == highest
+
+
+async def test_a_node_takes_its_name_anew_until_the_fleet_has_its_settings(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another one with other settings has joined meanwhile; it has joined once, at the end."""
+    node = await start_node("a")
+    await node.stop(30)
+    steps: list[object] = []
+    node._events.on(NodeJoined.name, steps.append)
+    answers = [False, False, True]
+
+    def note(step: str, *answers: bool) -> Callable[..., Awaitable[bool]]:
+        left = [*answers]
+
+        async def work(*_: object, **changes: object) -> bool:
+            steps.append((step, changes.get("stage")))
+            return left.pop(0) if left else True
+
+        return work
+
+    monkeypatch.setattr(node.fleet_settings, "wait", note("wait"))
+    monkeypatch.setattr(node.fleet_settings, "settle", note("settle", *answers))
+    monkeypatch.setattr(node._registration, "take", note("take"))
+    monkeypatch.setattr(node._registration, "update", note("update"))
+    await node._join(10)
+    attempt = [("wait", None), ("take", None), ("settle", None)]
+    again = [*attempt, ("update", "left")]
+    joined = NodeJoined(node="a", incarnation=node.membership.incarnation)
+    assert steps == [*again, *again, *attempt, joined]

@@ -1,7 +1,7 @@
 """Terms whose records others touch in between: refused, or as if it were the first write."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import pytest
@@ -105,7 +105,7 @@ async def test_a_term_that_was_replaced_says_by_which(call: str) -> None:
     """Once it sees the other's seal, in whichever call, and each time."""
     stage = TermStage(EPOCH)
     await stage.store.create(KEY, "later", epoch=EPOCH + 3)
-    calls = {
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
         "get": lambda: stage.term.get(KEY),
         "put": lambda: stage.term.put(KEY, 1),
         "seal": lambda: stage.term.seal(["single/a", KEY]),
@@ -173,8 +173,7 @@ class LosingStore(CountingStore):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         is_applied, self.is_applied = self.is_applied, None
-        if is_applied is not False:
-            outcomes = await super().write(changes)
+        outcomes = [] if is_applied is False else await super().write(changes)
         return outcomes if is_applied is None else [Unknown("lost") for _ in changes]
 
 

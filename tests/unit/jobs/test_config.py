@@ -128,15 +128,18 @@ def test_wrong_settings_are_refused_with_the_fix(options: dict[str, Any], messag
 )
 def test_every_duration_is_above_0(name: str) -> None:
     """Only heartbeats and their timeout have a limit, above which they are in milliseconds."""
+
+    def read(value: Any) -> Any:
+        return getattr(CoordinationConfig(**{name: value}), name)
+
     for wrong in (0, -1, timedelta(0)):
         with pytest.raises(Invalid, match=rf"{name} must be above 0"):
-            CoordinationConfig(**{name: wrong})
+            read(wrong)
     limit = 3600.0 if name.startswith("heartbeat_") else 1e9
-    assert getattr(CoordinationConfig(**{name: limit}), name) == limit
-    assert getattr(CoordinationConfig(**{name: timedelta(minutes=1)}), name) == 60
+    assert (read(limit), read(timedelta(minutes=1))) == (limit, 60)
     if name.startswith("heartbeat_"):
         with pytest.raises(Invalid, match=rf"{name} must be in seconds .*mean 3\.601\?"):
-            CoordinationConfig(**{name: 3601})
+            read(3601)
 
 
 @pytest.mark.parametrize(
