@@ -269,7 +269,7 @@ async def test_a_forked_child_has_no_member() -> None:
     with refused:
         await host.call(main)
     with refused:
-        await asyncio.wait_for(host.finish(), 60)
+        await asyncio.wait_for(host.finish(), 1)
     host._process = parent
     may_end.set()
     await host.finish()
