@@ -268,8 +268,10 @@ async def test_a_forked_child_has_no_member() -> None:
         host.cancel()
     with refused:
         await host.call(main)
-    with refused:
-        await asyncio.wait_for(host.finish(), 1)
-    host._process = parent
-    may_end.set()
+    try:
+        with refused:
+            await asyncio.wait_for(host.finish(), 1)
+    finally:
+        host._process = parent
+        may_end.set()
     await host.finish()
