@@ -113,7 +113,7 @@ async def test_a_worker_has_at_most_four(url: str, queues: int) -> None:
             await until(lambda: seen == queues * MESSAGES, "all are handled")
         await until(lambda: census.current == 0, "all connections are closed")
     assert census.most <= PROMISED
-    assert list_threads() == threads
+    assert list_threads() <= threads
 
 
 async def test_schedules_and_expiry_need_no_more(url: str) -> None:
