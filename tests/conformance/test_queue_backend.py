@@ -369,6 +369,25 @@ async def test_failures_are_counted_and_stored(
     assert dead.errors[0].at == pytest.approx(Components.system().clock.wall().seconds, abs=60)
 
 
+@pytest.mark.parametrize("returned", [set(), {"id-0"}, {"id-1"}, {"id-0", "id-1"}])
+async def test_messages_that_were_returned_and_others_are_claimed_together(
+    backend: QueueBackend, returned: set[str]
+) -> None:
+    """Each has its own number of attempts, while it is claimed and afterwards."""
+    await backend.push(new_messages(0, 1))
+    for message in await claim(backend):
+        move: Transition = "release" if message.id in returned else "retry"
+        assert await settle(backend, message.receipt, move)
+    expected = {name: 1 if name in returned else 2 for name in ("id-0", "id-1")}
+    again = {message.id: message for message in await claim(backend)}
+    assert {name: message.attempt for name, message in again.items()} == expected
+    assert {info.id: info.attempts for info in await backend.browse("claimed")} == expected
+    await backend.settle(
+        [Settlement(receipt=each.receipt, move="bury", error="no") for each in again.values()]
+    )
+    assert {info.id: info.attempts for info in await backend.browse("dead")} == expected
+
+
 @pytest.mark.parametrize("move", ["release", "snooze"])
 async def test_returned_messages_spend_no_attempt(backend: QueueBackend, move: Transition) -> None:
     """Deliveries grow, attempts do not; no error is stored."""

@@ -1,5 +1,6 @@
 """Probes over HTTP: answered whatever else comes to their port."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -10,11 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 from chance import FakeClock
 from click.testing import CliRunner
+from waiting import until
 
 from jobsync.cli.health import (
     HealthReport,
@@ -23,7 +27,7 @@ from jobsync.cli.health import (
     parse_address,
     write_heartbeat,
 )
-from jobsync.cli.probes import MAX_CONNECTIONS, serve_probes
+from jobsync.cli.probes import MAX_CONNECTIONS, _ProbeServer, serve_probes
 from jobsync.core.clock import Wall
 from jobsync.errors import Invalid, Misconfigured
 
@@ -385,3 +389,26 @@ def test_an_address_that_is_taken_is_refused(server: Server) -> None:
         port = urlsplit(url).port or 0
     with serve_probes(("127.0.0.1", port), state) as url:
         assert Server(url).probe()[0] == 200
+
+
+async def test_a_probe_that_gives_up_leaves_the_others_alone() -> None:
+    """They get the answer of the same check, which one thread makes for all."""
+    may_end, checks = threading.Event(), 0
+
+    def check() -> HealthReport:
+        nonlocal checks
+        checks += 1
+        may_end.wait(60)
+        return HealthReport(status="ready")
+
+    server = _ProbeServer(cast("Any", None), cast("Any", SimpleNamespace(ready=check)), 60.0)
+    server._loop.close()
+    server._loop = asyncio.get_running_loop()
+    probes = [asyncio.ensure_future(server._check_ready()) for _ in range(3)]
+    await until(lambda: checks, "the check has begun")
+    probes[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probes[0]
+    may_end.set()
+    assert await asyncio.gather(*probes[1:]) == [HealthReport(status="ready")] * 2
+    assert checks == 1
