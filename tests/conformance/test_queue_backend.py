@@ -912,7 +912,7 @@ async def test_browsing_shows_times(location: QueueLocation, backend: QueueBacke
 
 
 async def pass_time(location: QueueLocation) -> None:
-    """Let a moment pass, by whichever clock messages have their times."""
+    """Wait for a moment, by whichever clock messages have their times."""
     await asyncio.sleep(0.05)
     if isinstance(location, PagesQueues):
         location.clock.ahead += 0.05
@@ -939,6 +939,31 @@ async def test_each_time_is_that_of_its_own_change(
     times = [ended.enqueued, claimed.claimed, one.at, two.at]
     assert all(after - before > 0.02 for before, after in itertools.pairwise(times)), times
     assert ended.finished - one.at > 0.02
+
+
+async def test_each_message_shows_when_its_own_claim_lapses(backend: QueueBackend) -> None:
+    """One of a batch was extended, and the others were not."""
+    await backend.push(new_messages(0, 1, 2))
+    _, second, _ = await claim(backend, visibility=100)
+    assert await backend.extend([second.receipt], 5_000) == [True]
+    left = [each.due - each.seen for each in await backend.browse("claimed") if each.due]
+    assert [round(seconds, -3) for seconds in left] == [0, 5_000, 0]
+
+
+async def test_a_claim_that_was_closed_lately_answers(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Although what was completed in it is forgotten: that was long before its end."""
+    await backend.push(new_messages(0, 1))
+    early, late = await claim(backend, visibility=1000)
+    assert await settle(backend, early.receipt)
+    location.advance(500)
+    assert await settle(backend, late.receipt, "bury")
+    # Pages remember what was completed for an hour.
+    is_kept = isinstance(location, PagesQueues)
+    assert await backend.forget("completed", older_than=400) == (0 if is_kept else 1)
+    assert await settle(backend, late.receipt, "bury") is True
+    assert await settle(backend, early.receipt) is True
 
 
 async def test_completed_messages_keep_no_payload(backend: QueueBackend) -> None:
@@ -1727,9 +1752,7 @@ async def test_a_directory_lists_every_queue(
     """With the messages in each state, their sessions, and the age of the oldest."""
     beside = await location.open("beside")
     await backend.push(new_messages(0, 1, 2, 3, 4))
-    # So that their times differ, whatever clock there is.
-    await asyncio.sleep(0.05)
-    location.advance(0.05)
+    await pass_time(location)
     await backend.push(new_messages(5, delay=100))
     mine, *_ = await claim(backend, 3)
     await claim(backend, 1, session=OTHER)
@@ -2188,7 +2211,7 @@ async def test_progress_stays_when_old_messages_are_forgotten(
 
 
 def age_progress(location: PostgresQueues | SqliteQueues, seconds: float, *ids: str) -> None:
-    """Let reports about messages be so much older."""
+    """Make reports about messages older."""
     by = f"interval '{seconds} s'" if isinstance(location, PostgresQueues) else seconds
     names = ", ".join(f"'{name}'" for name in ids)
     location.execute(

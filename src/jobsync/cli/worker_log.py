@@ -25,7 +25,14 @@ _FIELDS = "jobsync_fields"
 _MAX_TRACE_LENGTH = 50_000
 _MAX_VALUE_LENGTH = 500
 _TIMES = {
-    *("at", "expired_at", "first", "last", "new_epoch", "scheduled_time", "since", "timestamp"),
+    "at",
+    "expired_at",
+    "first",
+    "last",
+    "new_epoch",
+    "scheduled_time",
+    "since",
+    "timestamp",
     "until",
 }
 """The fields of events that have Unix seconds."""

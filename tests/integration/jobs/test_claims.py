@@ -703,7 +703,7 @@ async def test_more_claims_than_one_request_reads_are_all_known(
 
 @pytest.mark.parametrize("state", ["running", "done"])
 async def test_own_claims_are_not_those_of_others(nodes: ClaimNodes, state: ClaimState) -> None:
-    """When this node gains the token of a task that it does, or has done, in this session."""
+    """When this node gains the token of a task that it does, or has done since it joined."""
     node = nodes.node("a")
     await claim(node, "x")
     if state == "done":

@@ -228,29 +228,6 @@ async def test_claims_answer_settlements_for_some_minutes(
     assert await settle(backend, [retried], "retry") == [False]
 
 
-async def test_each_message_shows_when_its_own_claim_lapses(backend: QueueBackend) -> None:
-    """One of a batch was extended, and the others were not."""
-    await backend.push(new_messages(*"abc"))
-    _, second, _ = await claim(backend, visibility=100)
-    assert await backend.extend([second.receipt], 5_000) == [True]
-    left = [each.due - each.seen for each in await backend.browse("claimed") if each.due]
-    assert [round(seconds, -3) for seconds in left] == [0, 5_000, 0]
-
-
-async def test_a_claim_that_was_closed_lately_answers(
-    location: SqliteQueues, backend: QueueBackend
-) -> None:
-    """Although what was completed in it is forgotten: that was long before its end."""
-    await backend.push(new_messages("a", "b"))
-    early, late = await claim(backend, visibility=1000)
-    await settle(backend, [early], "complete")
-    location.advance(500)
-    await settle(backend, [late], "bury")
-    assert await backend.forget("completed", older_than=400) == 1
-    assert await settle(backend, [late], "bury") == [True]
-    assert await settle(backend, [early], "complete") == [True]
-
-
 @pytest.mark.parametrize("size", [10, 5_000])
 @pytest.mark.parametrize("end", ["release", "purge"])
 async def test_rows_of_claims_do_not_pile_up(

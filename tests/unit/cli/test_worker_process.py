@@ -123,16 +123,22 @@ def test_signals_within_half_a_second_are_one_request(first: str) -> None:
     process._watchdog._sent.close()
 
 
+def supervise(
+    monkeypatch: pytest.MonkeyPatch, clock: SteppedClock, sent: list[int]
+) -> ProcessSupervisor:
+    """Return a supervisor of one process, to which it sends signals."""
+    components = msgspec.structs.replace(Components.system(), clock=clock)
+    supervisor = ProcessSupervisor(lambda *_: [], 1, 30.0, components)
+    monkeypatch.setattr(supervisor._children[0], "send", sent.append)
+    return supervisor
+
+
 def test_a_supervisor_passes_signals_within_half_a_second_on_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A later one is passed on too, so that its processes end at once."""
-    clock = SteppedClock()
-    components = msgspec.structs.replace(Components.system(), clock=clock)
-    supervisor = ProcessSupervisor(lambda *_: [], 1, 30.0, components)
-    (child,) = supervisor._children
-    sent: list[int] = []
-    monkeypatch.setattr(child, "send", sent.append)
+    clock, sent = SteppedClock(), list[int]()
+    supervisor = supervise(monkeypatch, clock, sent)
     supervisor._stop(signal.SIGTERM)
     clock.now += 0.49
     supervisor._stop(signal.SIGINT)
@@ -146,12 +152,9 @@ def test_a_supervisor_kills_only_after_its_processes_had_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They end by themselves 1.8 seconds after the grace period, whatever keeps them."""
-    clock = SteppedClock()
-    components = msgspec.structs.replace(Components.system(), clock=clock)
-    supervisor = ProcessSupervisor(lambda *_: [], 1, 30.0, components)
+    clock, sent = SteppedClock(), list[int]()
+    supervisor = supervise(monkeypatch, clock, sent)
     (child,) = supervisor._children
-    sent: list[int] = []
-    monkeypatch.setattr(child, "send", sent.append)
     clock.now += 1000
     supervisor._check(child)
     supervisor._stop(signal.SIGTERM)

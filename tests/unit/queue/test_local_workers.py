@@ -128,7 +128,7 @@ class Surroundings:
 
 
 def finish(worker: FakeWorker, handled: int = 0) -> None:
-    """Let a worker end, which has handled some messages."""
+    """End a worker, which has handled some messages."""
     worker.handled += handled
     worker.may_end.set()
     worker.finish()

@@ -255,7 +255,7 @@ async def test_who_waits_is_woken_by_each_write_that_was_applied(
 
 
 def list_pages(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, pages: list[Any]) -> None:
-    """Let the next listing of a bucket have these pages."""
+    """Set the pages of the next listing of a bucket."""
     monkeypatch.setattr(
         bucket,
         "list_folder",
