@@ -728,6 +728,20 @@ WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r' AND relname LIKE 'job
 """What the administrator's role may do with each table of a schema."""
 
 
+async def test_the_version_is_read_where_the_store_has_its_tables(
+    server: PostgresServer, name: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """In the first schema of the role's search path, if the URL names none; it must have one."""
+    url = server.create_role(name, "secret", name)
+    admin.execute(f'CREATE SCHEMA "{name}" AUTHORIZATION "{name}"')
+    assert read_tables_version(read(url)) == 0
+    await connect(url)
+    assert read_tables_version(read(url)) == len(POSTGRES_STEPS)
+    admin.execute(f"ALTER ROLE \"{name}\" SET search_path = ''")
+    with pytest.raises(Misconfigured, match="has no default schema"):
+        read_tables_version(read(url))
+
+
 @pytest.mark.parametrize("schema", ["", "apart"])
 async def test_tables_created_by_an_administrator_are_enough(
     server: PostgresServer,

@@ -52,9 +52,14 @@ async def find_schema(connection: PostgresConnection, url: PostgresUrl) -> str:
         )
     if is_standby:
         raise Unavailable(name, "the server is a standby", "point the url to the primary")
-    if not (url.schema or schema):
-        raise Misconfigured("url", name, "has no default schema", "add one: ?schema=jobsync")
-    return url.schema or str(schema)
+    return _choose_schema(url, schema)
+
+
+def _choose_schema(url: PostgresUrl, default: str | None) -> str:
+    """Return the schema that the URL names, or else the connection's default."""
+    if not (url.schema or default):
+        raise Misconfigured("url", str(url), "has no default schema", "add one: ?schema=jobsync")
+    return url.schema or str(default)
 
 
 async def upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
@@ -105,9 +110,10 @@ def read_tables_version(url: PostgresUrl) -> int:
         Unavailable: it cannot be reached.
     """
     with connect_user(url, "UTC") as connection:
+        ((default,),) = connection.execute("SELECT current_schema()").fetchall()
+        schema = _choose_schema(url, default)
         try:
-            cursor = connection.execute(_in_schema(url.schema or "public", _SQL["read_version"]))
-            row = cursor.fetchone()
+            row = connection.execute(_in_schema(schema, _SQL["read_version"])).fetchone()
         except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
             return 0
         except errors.InsufficientPrivilege as error:
