@@ -224,17 +224,15 @@ class JobOperations:
         now = await self._jobs.measure_time()
         return await self._change(name, lambda state: edit(state, checked, now))
 
-    async def remove(self, name: str) -> bool:
-        """Remove a job; return True. Code that has it adds it again when it starts.
+    async def remove(self, name: str) -> None:
+        """Remove a job. Code that has it adds it again when it starts.
 
         Raises:
             NotFound: there is no such job, or it was removed before.
         """
         now = await self._jobs.measure_time()
-        is_removed = await self._change(name, lambda state: remove(state, now))
-        if is_removed:
-            await self._jobs.code.clear_defined()
-        return is_removed
+        await self._change(name, lambda state: remove(state, now))
+        await self._jobs.code.clear_defined()
 
     async def request_run(self, name: str) -> RunRequest:
         """Ask the fleet to run a job now. See `find_requested`."""
@@ -343,6 +341,8 @@ def _list_statuses(status: Any) -> list[str]:
     if status is None:
         return []
     found = [status] if isinstance(status, str) or not isinstance(status, Iterable) else [*status]
+    if not found:
+        raise Invalid("status", status, "names no status", "leave it out for all")
     problem = "is not the status of a run"
     return [check_choice("status", one, _STATUSES, problem) for one in found]
 

@@ -175,7 +175,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             NotFound: there is no such job, or it was removed before.
         """
         parts = self._get_parts()
-        is_removed = await parts.operations.remove(name)
+        await parts.operations.remove(name)
         self._jobs.pop(name, None)
         self._known.pop(name, None)
         self._adopted.discard(name)
@@ -190,9 +190,8 @@ class SchedulerPlugin(CoordinatorPlugin):
             pass
         if not self.is_coordinator:
             parts.cache.forget(name)
-        if is_removed:
-            self.emit(events.JobRemoved(job_name=name))
-        return is_removed
+        self.emit(events.JobRemoved(job_name=name))
+        return True
 
     async def update_job(self, name: str, **changes: Any) -> bool:
         """Change a job in the whole fleet, until its code changes; False if nothing changes.

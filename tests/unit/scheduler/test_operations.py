@@ -241,7 +241,8 @@ async def test_a_name_is_text(name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"status": 5}, {"status": [5]}, {"since": "2026"}, {"since": float("nan")}]
+    "wrong",
+    [{"status": 5}, {"status": [5]}, {"status": []}, {"since": "2026"}, {"since": float("nan")}],
 )
 async def test_a_wrong_question_about_the_history_is_refused(wrong: dict[str, Any]) -> None:
     """Found: TypeError, in a group if all jobs were asked for."""
@@ -318,10 +319,7 @@ def test_the_next_runs_are_to_come(last: float, seconds: float) -> None:
     assert found.next_run == first
 
 
-CHOICES: tuple[str | Sequence[str] | None, ...] = (
-    *(None, "success", "missed"),
-    *(["error", "lost"], []),
-)
+CHOICES: tuple[str | Sequence[str] | None, ...] = (None, "success", "missed", ["error", "lost"])
 
 
 async def test_the_history_is_what_a_listing_of_all_entries_shows() -> None:
@@ -480,7 +478,7 @@ async def test_an_unknown_job_is_told_with_those_that_exist() -> None:
     names = [f"job{number:02}" for number in range(23)]
     await desk.jobs.create_many(dict.fromkeys(names, state))
     for name in ("job00", "job22"):
-        assert await desk.operations.remove(name)
+        await desk.operations.remove(name)
     calls: Sequence[Callable[[str], Awaitable[object]]] = (
         desk.operations.status,
         desk.operations.pause,
@@ -524,7 +522,7 @@ async def test_a_removed_job_is_added_again_by_the_next_start_of_its_code() -> N
     with pytest.raises(NotFound):
         await desk.operations.remove("other")
     assert (await desk.jobs.code.read_defined()).code == "c1"
-    assert await desk.operations.remove("job")
+    await desk.operations.remove("job")
     defined = await desk.jobs.code.read_defined()
     assert (defined.code, defined.generation) == ("", 3)
 
