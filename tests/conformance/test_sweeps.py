@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -23,6 +24,7 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.components import NONCE_LENGTH
+from jobsync.coordination.fleet_clock import MAX_SKEW
 from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill
@@ -272,13 +274,19 @@ async def test_an_archive_under_a_crash_at_any_write_has_one_copy_and_never_none
 
 
 async def leave_marked(
-    hooked: HookedStore, rule: ExpiryRule, *, is_copied: bool, count: int = 1
+    hooked: HookedStore,
+    rule: ExpiryRule,
+    *,
+    is_copied: bool,
+    count: int = 1,
+    due: float = START,
 ) -> None:
-    """Die in the middle of moving one record, or several at once."""
+    """Die in the middle of moving one record, or several at once, by a clock that says `due`."""
     async with Database(connection=hooked) as database:
         stage = await open_stage(database, rule)
+        stage.now = due
         await stage.list_archived()
-        await stage.insert(*[0.0] * count)
+        await stage.insert(*[due - START] * count)
         entries = len(database.resources.old.definition.indexes)
         hooked.left = 2 + entries if is_copied else count
         with pytest.raises(Crashed):
@@ -474,6 +482,18 @@ async def test_a_move_is_completed_though_its_rule_is_dropped(
             assert await stage.list_live() == ["r1"]
         await database.backfill("sessions")
         assert await stage.list_live() == ["r1"]
+        assert await stage.list_archived() == ["r0"]
+
+
+async def test_a_move_by_a_clock_that_is_ahead_is_completed_before_its_rule_is_dropped(
+    hooked: HookedStore, no_delay: None
+) -> None:
+    """Though its record is not due yet by another clock of the fleet."""
+    await leave_marked(hooked, ARCHIVE, is_copied=False, due=int(time.time()) + MAX_SKEW - 2)
+    async with Database(connection=hooked) as database:
+        stage = Stage(database, database.resource("sessions"))
+        await database.drop_expiry("sessions")
+        assert await stage.list_live() == []
         assert await stage.list_archived() == ["r0"]
 
 
