@@ -293,6 +293,28 @@ async def test_background_work_may_stop_its_own_plugin() -> None:
         assert not plugin.is_running
 
 
+async def test_a_plugin_that_its_own_user_code_stops_starts_no_new_work_meanwhile() -> None:
+    """It is told before the call returns; it stops once that code has ended."""
+    events: list[str] = []
+
+    class UserCodePlugin(Plugin):
+        runs_caller = False
+
+        def prepare_stop(self) -> None:
+            events.append("prepare")
+
+        async def on_stop(self) -> None:
+            events.append("stop")
+
+    async with Database("memory://") as database:
+        plugin = await database.use_plugin(UserCodePlugin())
+        UserCodePlugin.runs_caller = True
+        await plugin.stop()
+        assert events == ["prepare"]
+        UserCodePlugin.runs_caller = False
+    assert events[-1] == "stop"
+
+
 async def test_a_signal_handler_may_stop_everything() -> None:
     """Twice, and concurrently with other callers."""
     loop = asyncio.get_running_loop()
