@@ -79,6 +79,11 @@ _TESTS = {
     "tests/seeds/test_guide_in_order.py": (
         "test_all_blocks_run_in_order_on_one_database[postgres]",
     ),
+    "tests/simulation/models/test_models.py": (
+        "test_a_protocol_holds[PageModel, an outage]",
+        "test_a_protocol_holds[RoleModel, a long election]",
+        "test_a_protocol_holds[RoleModel, actors that return]",
+    ),
     "tests/simulation/test_mutants.py": ("test_the_real_protocol_survives_all_killers",),
     "tests/simulation/test_queue.py": (
         "test_storms[400]",
