@@ -17,11 +17,12 @@ NODE = Path(sample_fleet.__file__)
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store in which two processes share tasks."""
+    folder = tmp_path_factory.mktemp("cluster")
     if request.param == "sqlite":
-        place = f"sqlite:///{tmp_path_factory.mktemp('cluster') / 'fleet.db'}"
+        place = f"sqlite:///{folder / 'fleet.db'}"
     else:
         server: servers.PostgresServer = request.getfixturevalue("postgres")
-        place = f"{server.url}?schema=inspected"
+        place = f"{server.url}?schema={folder.name}"
     with ExitStack() as stack:
         nodes = [stack.enter_context(_start(place, name)) for name in ("worker-01", "gpu-02")]
         for node in nodes:

@@ -25,7 +25,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         place = f"sqlite:///{folder / 'fleet.db'}"
     else:
         server: servers.PostgresServer = request.getfixturevalue("postgres")
-        place = f"{server.url}?schema=queued"
+        place = f"{server.url}?schema={folder.name}"
     with ExitStack() as stack:
         for queue in ("emails", "reports"):
             log = folder / f"{queue}.log"

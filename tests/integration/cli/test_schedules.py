@@ -67,7 +67,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         place = f"sqlite:///{folder / 'fleet.db'}"
     else:
         server: servers.PostgresServer = request.getfixturevalue("postgres")
-        place = f"{server.url}?schema=scheduled"
+        place = f"{server.url}?schema={folder.name}"
     asyncio.run(seed(place))
     with ScheduleProcess(place, folder / "worker.log", JOBS) as worker:
         asyncio.run(until(lambda: worker.is_at_work, "it works"))

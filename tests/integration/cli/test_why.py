@@ -121,8 +121,9 @@ class SampleFleet:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as file, file:
                 file.execute(statement.replace("{id}", name))
         else:
-            with psycopg.connect(self.url.partition("?")[0], autocommit=True) as server:
-                server.execute("SET search_path TO explained")
+            place, _, schema = self.url.partition("?schema=")
+            with psycopg.connect(place, autocommit=True) as server:
+                server.execute(f"SET search_path TO {schema}".encode())
                 server.execute(statement.replace("{id}", name).encode())
         run(self.url, "queues", "resume", STEADY)
         await await_code(self.url, name, "corrupt")
@@ -163,7 +164,7 @@ def fleet(
         url = f"sqlite:///{folder / 'fleet.db'}"
     else:
         server: servers.PostgresServer = request.getfixturevalue("postgres")
-        url = f"{server.url}?schema=explained"
+        url = f"{server.url}?schema={folder.name}"
     with ExitStack() as stack:
         fleet = SampleFleet(url, folder, stack)
         asyncio.run(fleet.create())
