@@ -263,7 +263,8 @@ def choose_tests(trials: list[Trial], progress: Progress, *, jobs: int, anew: bo
         )
     caught = proofs.find_last(WHAT).get("caught", {})
     for trial in trials:
-        trial.tests = recordings.choose(source.find(trial.mutant))
+        names = source.find_names(trial.mutant)
+        trial.tests = recordings.choose(source.find(trial.mutant), names)
         trial.begin_with(caught.get(trial.mutant.name, ""))
 
 

@@ -7,6 +7,7 @@ its function, or else its file.
 
 import base64
 import hashlib
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -23,6 +24,10 @@ _FOLDERS = ("processes", "conformance", "simulation", "integration", "seeds", "d
 
 _BATCHES = (10.0, 60.0)
 """Seconds after which pytest is started anew: most mutants are caught by the first tests."""
+
+
+_FEW_FILES = 8
+"""A name that more test files have says little about which test is meant."""
 
 
 class RecordedTest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +109,7 @@ class Recordings:
         }
         self._functions = {name: source.mask_functions() for name, source in self._sources.items()}
         self._tests: dict[str, list[RecordedTest]] = {}
+        self._texts: dict[str, str] = {}
 
     def find_missing(self, files: Iterable[str]) -> list[str]:
         """Return the files that have no recording, or have changed since."""
@@ -146,17 +152,19 @@ class Recordings:
             name = file.replace("/", "-").removesuffix(".py")
             (self._folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(stored))
 
-    def choose(self, blocks: Collection[Block]) -> list[RecordedTest]:
+    def choose(self, blocks: Collection[Block], names: Collection[str] = ()) -> list[RecordedTest]:
         """Return the tests that run one of the blocks, the quickest and most specific first.
 
-        Of the tests of one function with several parameters, others come between.
+        Before them come those of the files that have one of the names, if these are few. Of the
+        tests of one function with several parameters, others come between.
         """
         masks = {name: source.mask(blocks) for name, source in self._sources.items()}
+        named = self._find_files(names)
         found = [
             test
             for file, stored in self._stored.items()
             for test in self._load(file)
-            if test.ran & masks[stored.source_hash]
+            if file in named or test.ran & masks[stored.source_hash]
         ]
         found.sort(key=_cost)
         ranks: defaultdict[str, int] = defaultdict(int)
@@ -165,7 +173,24 @@ class Recordings:
             function = test.id.partition("[")[0]
             ranks[function] += 1
             costs[test.id] = _cost(test) * ranks[function]
-        return sorted(found, key=lambda test: costs[test.id])
+        return sorted(
+            found, key=lambda test: (test.id.partition("::")[0] not in named, costs[test.id])
+        )
+
+    def _find_files(self, names: Collection[str]) -> set[str]:
+        """Return the test files that have one of the names, unless many have it."""
+        found: set[str] = set()
+        for name in names:
+            word = re.compile(rf"\b{re.escape(name)}\b")
+            files = {file for file in self._stored if word.search(self._read(file))}
+            if len(files) <= _FEW_FILES:
+                found |= files
+        return found
+
+    def _read(self, file: str) -> str:
+        if file not in self._texts:
+            self._texts[file] = (self._root / file).read_text(encoding="utf-8")
+        return self._texts[file]
 
     def _load(self, file: str) -> list[RecordedTest]:
         if file not in self._tests:

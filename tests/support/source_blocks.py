@@ -169,6 +169,14 @@ def find_changed_lines(old: str, new: str) -> set[int]:
     return changed
 
 
+def _find_code(source: str, lines: set[int]) -> set[int]:
+    """Return those of some lines that have code; else the next line that has some."""
+    texts = enumerate(source.splitlines(), start=1)
+    code = [line for line, text in texts if not _NO_CODE.fullmatch(text)]
+    # A comment that became code stands before some.
+    return lines & {*code} or {*[line for line in code if line > min(lines)][:1]}
+
+
 class _Module(msgspec.Struct, frozen=True, kw_only=True):
     """A module: its blocks, and the statements that run at import with their lines."""
 
@@ -236,12 +244,37 @@ class SourceIndex:
         lines = find_changed_lines(source, mutant.mutate(source))
         if mutant.file.endswith(".sql"):
             return self._find_of_sql(mutant.file, source, lines)
-        texts = enumerate(source.splitlines(), start=1)
-        code = [line for line, text in texts if not _NO_CODE.fullmatch(text)]
-        # A comment that became code stands before some.
-        shown = lines & {*code} or {*[line for line in code if line > min(lines)][:1]}
+        shown = _find_code(source, lines)
         found = {block for line in shown for block in self._find_of_line(mutant.file, line)}
         return found or self._get_functions(mutant.file)
+
+    def find_names(self, mutant: SourceMutant) -> set[str]:
+        """Return the constants and classes that a mutant defines in another way.
+
+        A test may look at them and run none of the code that uses them.
+        """
+        if mutant.file.endswith(".sql"):
+            return set()
+        source = (self._root / mutant.file).read_text(encoding="utf-8")
+        names: set[str] = set()
+        for line in _find_code(source, find_changed_lines(source, mutant.mutate(source))):
+            block = self._find_innermost(mutant.file, line)
+            if block is not None and block.runs_at_import:
+                inside = block.scope.rpartition(".")[2]
+                names |= {inside} if inside else {*self._get_defined(mutant.file, line)}
+        return names
+
+    def _get_defined(self, file: str, line: int) -> Iterator[str]:
+        """Yield the names that a statement of a module sets."""
+        statement = self._find_statement(file, line)[2]
+        if isinstance(statement, _DEFINITIONS):
+            yield statement.name
+        yield from _get_names(statement)
+
+    def _find_statement(self, file: str, line: int) -> tuple[int, int, ast.stmt]:
+        """Return the innermost statement that runs at import and has a line, with its lines."""
+        around = [each for each in self._modules[file].at_import if each[0] <= line <= each[1]]
+        return min(around, key=lambda each: each[1] - each[0], default=(0, 0, ast.Pass()))
 
     def _get_functions(self, file: str) -> set[Block]:
         """Return the blocks of a module that do not run at import."""
@@ -268,10 +301,7 @@ class SourceIndex:
             if block is not None and not block.runs_at_import:
                 found.add(block)
                 continue
-            around = [each for each in self._modules[file].at_import if each[0] <= line <= each[1]]
-            first, last, statement = min(
-                around, key=lambda each: each[1] - each[0], default=(0, 0, ast.Pass())
-            )
+            first, last, statement = self._find_statement(file, line)
             if isinstance(statement, _DEFINITIONS):
                 functions = self._get_functions(file)
                 found |= {each for each in functions if first <= each.first and each.last <= last}

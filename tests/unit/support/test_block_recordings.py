@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import block_recordings
 import pytest
 from block_recordings import RecordedTest, Recordings, split_by_time
 from source_blocks import Block, SourceIndex
@@ -107,6 +108,26 @@ def test_tests_that_run_a_block_are_chosen_the_specific_and_quick_first(
     order = ["many[1]", "many[2]", "wide", "many[3]", "slow"]
     assert _choose(recordings, _get_block(source, 4)) == order
     assert _choose(recordings, _get_block(source, 9)) == ["wide"]
+
+
+def test_tests_of_files_that_name_what_changes_come_first(
+    root: Path, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that run none of its code; a name that many files have is not used."""
+    source = SourceIndex(root)
+    (root / TESTS[1]).write_text("assert Box.size == 3", encoding="utf-8")
+    (root / TESTS[0]).write_text("assert Boxes and size", encoding="utf-8")
+    facts = [_fact(source, f"{TESTS[0]}::runs", [4]), _fact(source, f"{TESTS[1]}::looks", [9], 5.0)]
+    recordings.save(source, TESTS, facts)
+    block = _get_block(source, 4)
+
+    def choose(*names: str) -> list[str]:
+        return [test.id.rpartition("::")[2] for test in recordings.choose([block], names)]
+
+    assert choose() == choose("Bo", "ox.") == ["runs"]
+    assert choose("Box") == ["looks", "runs"]
+    monkeypatch.setattr(block_recordings, "_FEW_FILES", 1)
+    assert choose("size") == ["runs"]
 
 
 def test_a_recording_of_an_older_source_is_used_by_function_and_file(

@@ -70,11 +70,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _find(root: Path, old: str, new: str, file: str = "module.py") -> list[tuple[str, str]]:
-    """Return the functions in which a mutant shows, and the first lines of its blocks."""
-    mutant = SourceMutant(
+def _build_mutant(old: str, new: str, file: str) -> SourceMutant:
+    return SourceMutant(
         name="a-name", breaks="A promise.", file=f"src/pack/{file}", old=old, new=new
     )
+
+
+def _find(root: Path, old: str, new: str, file: str = "module.py") -> list[tuple[str, str]]:
+    """Return the functions in which a mutant shows, and the first lines of its blocks."""
+    mutant = _build_mutant(old, new, file)
     lines = MODULE.splitlines()
     found = sorted(SourceIndex(root).find(mutant), key=lambda block: block.first)
     return [(block.scope, lines[block.first - 1].strip()) for block in found]
@@ -174,3 +178,22 @@ def test_a_mutated_statement_shows_where_it_is_used(root: Path) -> None:
 def test_only_lines_that_differ_have_changed(new: str, lines: set[int]) -> None:
     """Where lines were added, those around them stand for them."""
     assert find_changed_lines("a\nb\nc\n", new) == lines
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("LIMIT = 5", "LIMIT = 6", {"LIMIT"}),
+        ("_TWICE = 2 * LIMIT", "_TWICE = LIMIT", {"_TWICE"}),
+        ("size: int = 3", "size: int = 4", {"Box"}),
+        ("def run(connection):", "def run(connection=None):", {"run"}),
+        ("return LIMITS", "return None", set()),
+    ],
+)
+def test_what_runs_at_import_is_known_by_its_name(
+    root: Path, old: str, new: str, names: set[str]
+) -> None:
+    """A constant, the class around it, or a function whose first line changes."""
+    index = SourceIndex(root)
+    assert index.find_names(_build_mutant(old, new, "module.py")) == names
+    assert index.find_names(_build_mutant("SELECT 1", "SELECT 2", "queries.sql")) == set()
