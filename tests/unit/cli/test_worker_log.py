@@ -215,14 +215,17 @@ async def _handle_one(queue: QueuePlugin, log_format: str) -> str:
     return name
 
 
-async def test_what_a_handler_logs_has_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("logger", ["app", "app.jobsync", "jobsync_app", "jobsyncs.mail"])
+async def test_what_a_handler_logs_has_its_message(
+    capsys: pytest.CaptureFixture[str], logger: str
+) -> None:
     """Id, queue, attempt and task; a failure is one line, and a dead letter an error."""
     queue = QueuePlugin("emails", max_attempts=1)
 
     @queue.task(name="send")
     async def send(to: str) -> None:
         await asyncio.sleep(0)
-        logging.getLogger("app").info("sending to %s", to)
+        logging.getLogger(logger).info("sending to %s", to)
         raise ValueError("no mailbox")
 
     name = await _handle_one(queue, "text")
