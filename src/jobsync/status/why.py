@@ -136,7 +136,7 @@ def _explain_cancelled(message: MessageInfo) -> Reason:
 def _explain_claimed_message(status: MessageStatus) -> Reason:
     message, holder = status.message, status.holder
     if holder is None:
-        worker_id = message.session.partition(".")[0]
+        worker_id = worker_of(message.session)
         return _explain_orphan(status, "owner-dead", f"{worker_id} had claimed it and is dead")
     match holder.state:
         case "dead":
