@@ -11,9 +11,8 @@ from jobsync.core.codec import to_plain
 from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.errors import Invalid
 from jobsync.queue.backend import NewMessage
-from jobsync.safe_text import safe_repr
 
-__all__ = ["PLACING_OPTIONS", "check_order", "check_priority", "place_messages"]
+__all__ = ["PLACING_OPTIONS", "check_order", "check_placing", "check_priority", "place_messages"]
 
 PLACING_OPTIONS = frozenset({"priority", "group", "key", "key_ttl", "replace"})
 
@@ -22,24 +21,39 @@ _LONGEST_NAME = 200
 """The most bytes of a group or a key."""
 
 
+def check_placing(options: EnqueueOptions) -> None:
+    """Check each option by itself, before there is a message.
+
+    What a function returns, and which options go together, is checked with the messages.
+
+    Raises:
+        Invalid: an option is wrong.
+    """
+    check_count("priority", options.get("priority", 0), least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
+    _read_ttl(options)
+    replace: object = options.get("replace", False)
+    if type(replace) is not bool:
+        raise Invalid("replace", replace, "must be True or False", "pass True or False")
+    for field, option in (("group", options.get("group")), ("key", options.get("key"))):
+        if not callable(option):
+            _check_name(field, option)
+
+
 def place_messages(new_messages: Sequence[NewMessage], options: EnqueueOptions) -> list[NewMessage]:
     """Return messages with their priorities, groups and keys.
 
     Raises:
         Invalid: an option is wrong, or two messages have one key.
     """
-    priority: object = options.get("priority", 0)
-    check_count("priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
+    check_placing(options)
     key, key_ttl, replace = options.get("key"), _read_ttl(options), options.get("replace", False)
     if key is None and (key_ttl is not None or replace):
         field = "key_ttl" if key_ttl is not None else "replace"
         raise Invalid(field, options.get(field), "has no effect without a key", "pass key= too")
-    if type(replace) is not bool:
-        raise Invalid("replace", replace, "must be True or False", "pass True or False")
     placed = [
         msgspec.structs.replace(
             message,
-            priority=priority,
+            priority=options.get("priority", 0),
             group=_name("group", options.get("group"), message),
             key=_name("key", key, message),
             key_ttl=key_ttl,
@@ -83,12 +97,16 @@ def _read_ttl(options: EnqueueOptions) -> float | None:
 
 def _name(field: str, option: str | Callable[[Any], str] | None, message: NewMessage) -> str | None:
     """Return the group or the key of a message."""
-    name: object = option(to_plain(message.value)) if callable(option) else option
+    return _check_name(field, option(to_plain(message.value)) if callable(option) else option)
+
+
+def _check_name(field: str, name: object) -> str | None:
+    """Return a group or a key as a plain text."""
     if name is None:
         return None
     if not isinstance(name, str) or not name or not name.isprintable():
         fix = f"pass a text, or a function that returns one: {field}=lambda message: ..."
-        raise Invalid(field, safe_repr(name), "must be a text of printable characters", fix)
+        raise Invalid(field, name, "must be a text of printable characters", fix)
     if len(name.encode()) > _LONGEST_NAME:
         problem = f"must be {_LONGEST_NAME} bytes or less"
         raise Invalid(field, name, problem, "pass a shorter text, or a hash of it")

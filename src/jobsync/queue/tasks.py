@@ -36,6 +36,7 @@ from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.home_loop import HomeLoop, check_blocking, on_home_loop
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
+from jobsync.queue.placing import check_placing
 from jobsync.queue.task_arguments import TaskSignature
 
 __all__ = [
@@ -325,7 +326,7 @@ class QueueTask(TaskCall[P, R], Generic[Q, C, P, R]):
         """Return this task with options of its messages: `task.with_options(delay=60).enqueue()`.
 
         Raises:
-            Invalid: an option is unknown, or `max_retries` or `timeout` is not such a number.
+            Invalid: an option is unknown or wrong.
         """
         check_options(options, CallOptions.__annotations__)
         return TaskCall(self.queue, self.name, self._signature, translate_options(options))
@@ -346,7 +347,11 @@ def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def translate_options(options: CallOptions) -> EnqueueOptions:
-    """Return options as the queue takes them: it counts attempts, not retries."""
+    """Return options as the queue takes them: it counts attempts, not retries.
+
+    Raises:
+        Invalid: one is wrong.
+    """
     translated: dict[str, Any] = {**options}
     if translated.get("timeout") is not None:
         check_seconds("timeout", translated["timeout"], is_zero_allowed=False)
@@ -354,4 +359,6 @@ def translate_options(options: CallOptions) -> EnqueueOptions:
         retries = translated.pop("max_retries")
         check_count("max_retries", retries, least=0)
         translated["max_attempts"] = retries + 1
-    return cast("EnqueueOptions", translated)
+    chosen = cast("EnqueueOptions", translated)
+    check_placing(chosen)
+    return chosen

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobsync import Invalid
+from jobsync import Invalid, QueuePlugin
 from jobsync.queue.backend import NewMessage
 from jobsync.queue.message import are_plain
 from jobsync.queue.placing import check_order, place_messages
@@ -47,34 +47,70 @@ def test_names_have_at_most_200_bytes(option: str, size: int) -> None:
             place_messages(MESSAGES[:1], options)
 
 
-@pytest.mark.parametrize(
-    ("field", "options"),
-    [
-        ("priority", {"priority": 101}),
-        ("priority", {"priority": -101}),
-        ("priority", {"priority": 1.0}),
-        ("priority", {"priority": True}),
-        ("priority", {"priority": None}),
-        ("group", {"group": ""}),
-        ("group", {"group": "a\nb"}),
-        ("group", {"group": 7}),
-        ("group", {"group": lambda _: 7}),
-        ("key", {"key": "a\0"}),
-        ("key", {"key": ""}),
-        ("key", {"key": "same"}),
-        ("key", {"key": lambda message: f"{message['n'] % 2}"}),
-        ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": 0}),
-        ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": "1h"}),
-        ("key_ttl", {"key_ttl": 5}),
-        ("replace", {"replace": True}),
-        ("replace", {"key": lambda message: str(message["n"]), "replace": 1}),
-    ],
-)
+WRONG: list[tuple[str, Any]] = [
+    ("priority", {"priority": 101}),
+    ("priority", {"priority": -101}),
+    ("priority", {"priority": 1.0}),
+    ("priority", {"priority": True}),
+    ("priority", {"priority": None}),
+    ("group", {"group": ""}),
+    ("group", {"group": "a\nb"}),
+    ("group", {"group": 7}),
+    ("key", {"key": "a\0"}),
+    ("key", {"key": ""}),
+    ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": 0}),
+    ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": "1h"}),
+    ("replace", {"key": lambda message: str(message["n"]), "replace": 1}),
+]
+"""Options that are wrong for any message."""
+
+WRONG_FOR_SOME: list[tuple[str, Any]] = [
+    ("group", {"group": lambda _: 7}),
+    ("key", {"key": "same"}),
+    ("key", {"key": lambda message: f"{message['n'] % 2}"}),
+    ("key_ttl", {"key_ttl": 5}),
+    ("replace", {"replace": True}),
+]
+"""Options that other messages may have, or with other options beside them."""
+
+
+@pytest.mark.parametrize(("field", "options"), [*WRONG, *WRONG_FOR_SOME])
 def test_what_makes_no_sense_is_refused(field: str, options: Any) -> None:
-    """The error names the option."""
+    """The error names the option, and has its value."""
     with pytest.raises(Invalid) as refused:
         place_messages(MESSAGES, options)
     assert refused.value.field == field
+    if not callable(options[field]):
+        assert refused.value.value == options[field]
+
+
+@pytest.mark.parametrize(("field", "options"), WRONG)
+def test_a_task_with_a_wrong_option_is_refused_when_it_is_defined(field: str, options: Any) -> None:
+    """Found: only its messages were, one by one, in the program that enqueues."""
+    queue = QueuePlugin("tasks", order="priority")
+
+    async def run(n: int) -> int:
+        return n
+
+    with pytest.raises(Invalid) as refused:
+        queue.task(**options)(run)
+    assert refused.value.field == field
+    task = queue.task(run)
+    with pytest.raises(Invalid) as refused:
+        task.with_options(**options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("field", "options"), WRONG_FOR_SOME)
+def test_a_task_may_have_what_depends_on_its_messages(field: str, options: Any) -> None:
+    """A call may add what is missing, such as the key."""
+    queue = QueuePlugin("tasks")
+
+    @queue.task(**options)
+    async def run(n: int) -> int:
+        return n
+
+    assert queue._known_tasks[run.name].options[field] == options[field]  # type: ignore[literal-required]
 
 
 @pytest.mark.parametrize("order", ["fifo", "lifo", "priority"])
