@@ -3,8 +3,7 @@
 The stories are in `fault_stories`. The mutants forget something between two requests.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fault_stories
@@ -23,17 +22,11 @@ from jobsync.testing import World, check_repeats, check_story, connect
 from jobsync.testing.stories import Story
 from jobsync.testing.weather import FAULTS, Fault
 
+pytestmark = pytest.mark.usefixtures("without_logs")
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 SEEDS = (0, -1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the warnings about faults."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

@@ -4,9 +4,6 @@ A refactoring must leave them equal. If the behaviour changes on purpose, record
 in the same commit; see `histories`. `make histories` compares all of them.
 """
 
-import logging
-from collections.abc import Iterator
-
 import job_stories
 import outcome_stories
 import pages_queue_stories
@@ -26,6 +23,8 @@ from histories import (
 )
 
 from jobsync.testing import Occurrence
+
+pytestmark = pytest.mark.usefixtures("without_logs")
 
 SLOW = {
     "elections.run_suspends",
@@ -68,14 +67,6 @@ ELSEWHERE = {
 """Stories that their own tests, such as `test_queue`, compare while they run them."""
 
 KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the expected logs of a storm: they take longer than the storm."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -400,17 +400,13 @@ KILLED: dict[Patch, tuple[Story, int, str]] = {
 }
 """A story and a seed that catch each mutant, and the invariant that it breaks."""
 
-TIMES = 24
-"""Other seeds that are tried too: any extra step of the library changes what a seed does."""
-
 
 @pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
 def test_the_world_catches(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded story finds the recorded invariant broken."""
     story, seed, invariant = KILLED[mutant]
     mutant(monkeypatch)
-    seeds = dict.fromkeys((seed, *range(TIMES)))
-    assert is_caught(story, invariant, seeds)
+    assert is_caught(story, invariant, first=seed)
 
 
 @pytest.mark.parametrize(

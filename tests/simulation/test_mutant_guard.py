@@ -1,7 +1,6 @@
 """A mutant is caught only by the invariant that it breaks, never because it crashes."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import job_stories
 import pytest
@@ -23,15 +22,9 @@ from jobsync.testing import INVARIANTS, Violation, run_story
 from jobsync.testing.stories import Story
 from jobsync.ttl.sweep import ResourceSweep
 
+pytestmark = pytest.mark.usefixtures("without_logs")
+
 Run = Callable[[], list[Violation]]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the logs of expected failures."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def run_once(story: Story) -> Run:

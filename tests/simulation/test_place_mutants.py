@@ -1,8 +1,7 @@
 """Mutants of groups, keys, orders and limits: the simulated world must catch each."""
 
-import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import place_stories
@@ -16,6 +15,8 @@ from jobsync.queue.sql.places import Places
 from jobsync.queue.sql.sqlite_places import SQL
 from jobsync.stores.sql import Steps
 from jobsync.testing.stories import Story
+
+pytestmark = pytest.mark.usefixtures("without_logs")
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -333,14 +334,6 @@ KILLED: dict[Patch, tuple[Story, str]] = {
     keeps_one_head_of_a_group: (place_stories.groups_at_once, "Q9"),
 }
 """For each mutant a story that catches it, and the invariant that it violates."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the expected errors of mutants."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)

@@ -5,7 +5,6 @@ every commit (Q1, Q2, Q4 to Q8); each story states its bounds (QL1 to QL3).
 """
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from histories import compared_with_recorded
@@ -14,16 +13,10 @@ from queue_stories import STORIES, begins, slow, stormy, stormy_with_suspends
 from jobsync.testing import check_repeats, check_story, run_story
 from jobsync.testing.stories import Story
 
+pytestmark = pytest.mark.usefixtures("without_warnings")
+
 SEEDS = (0, -1)
 """The second one is a world in which all machines differ."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence warnings: in a storm, logging them takes longer than the storm."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

@@ -4,9 +4,6 @@ The stories are in `place_stories`. `jobsync.testing` checks every commit (Q9, Q
 is in `seeds.json`.
 """
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from histories import compared_with_recorded
 from place_stories import STORIES, stormy_places_with_suspends
@@ -14,16 +11,10 @@ from place_stories import STORIES, stormy_places_with_suspends
 from jobsync.testing import check_story
 from jobsync.testing.stories import Story
 
+pytestmark = pytest.mark.usefixtures("without_warnings")
+
 SEEDS = (0, -1)
 """The second one is a world in which all machines differ."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence warnings: in a storm, logging them takes longer than the storm."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

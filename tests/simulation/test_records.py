@@ -5,7 +5,6 @@ X6), and what must hold when all has calmed down (XL1 to XL3).
 """
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from histories import compared_with_recorded
@@ -25,15 +24,9 @@ from record_stories import (
 from jobsync.testing import check_repeats, check_story, run_story
 from jobsync.testing.stories import Story
 
+pytestmark = pytest.mark.usefixtures("without_warnings")
+
 SEEDS = range(1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence warnings: in a storm, logging them takes longer than the storm."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

@@ -5,7 +5,6 @@ must hold when all has calmed down (K2, KL1, KL2).
 """
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from histories import compared_with_recorded
@@ -26,15 +25,9 @@ from schedule_stories import (
 from jobsync.testing import check_repeats, check_story, run_story
 from jobsync.testing.stories import Story
 
+pytestmark = pytest.mark.usefixtures("without_warnings")
+
 SEEDS = range(1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence warnings: in a storm, logging them takes longer than the storm."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

@@ -3,8 +3,7 @@
 The stories are in `task_stories`. `jobsync.testing` checks every claim (Q31).
 """
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,16 +18,10 @@ from jobsync.queue.worker import Worker
 from jobsync.testing import check_story
 from jobsync.testing.stories import Story
 
+pytestmark = pytest.mark.usefixtures("without_logs")
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 SEEDS = (0, -1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the expected errors of mutants."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)

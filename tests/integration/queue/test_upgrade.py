@@ -7,11 +7,17 @@ from typing import Any
 import psycopg
 import pytest
 from servers import PostgresServer
+from upgraded_messages import (
+    TASK_STATES,
+    browse,
+    check_messages_are_handled,
+    check_messages_are_there,
+    check_tasks_are_claimed,
+)
 
 from jobsync import Components, Misconfigured, Store, open_store
-from jobsync.core.messages import FINISHED, LIVE
 from jobsync.core.urls import PostgresUrl, parse_url
-from jobsync.queue.backend import MessageInfo, QueueBackend, Settlement
+from jobsync.queue.backend import QueueBackend
 from jobsync.queue.opening import open_backend
 from jobsync.stores import postgres
 from jobsync.stores.postgres.schema import POSTGRES_STEPS, schema_sql
@@ -119,73 +125,15 @@ def backend(store: Store) -> QueueBackend:
     return open_backend(store, "q", Components.system())
 
 
-async def browse(backend: QueueBackend) -> dict[str, MessageInfo]:
-    """Return all messages by id."""
-    return {info.id: info for state in (*LIVE, *FINISHED) for info in await backend.browse(state)}
-
-
 async def test_every_message_is_still_there(backend: QueueBackend) -> None:
     """In its state, with its counters, errors, times and session."""
-    infos = await browse(backend)
-    assert {name: info.state for name, info in infos.items()} == {
-        "ready": "ready",
-        "delayed": "waiting",
-        "suspect": "waiting",
-        "retried": "waiting",
-        "claimed-1": "claimed",
-        "claimed-2": "claimed",
-        "lapsed": "claimed",
-        "newer": "claimed",
-        "unreadable": "claimed",
-        "completed": "completed",
-        "cancelled": "cancelled",
-        "dead": "dead",
-    }
-    claimed = infos["claimed-1"]
-    assert (claimed.value, claimed.deliveries, claimed.attempts, claimed.max_attempts) == (
-        5,
-        3,
-        2,
-        9,
-    )
-    assert ([each.error for each in claimed.errors], claimed.session) == (["boom"], "live")
-    assert claimed.claimed is not None
-    assert infos["lapsed"].is_suspect
-    assert infos["newer"].format == 99
-    assert await backend.count() == {
-        "ready": 1,
-        "waiting": 3,
-        "claimed": 5,
-        "completed": 1,
-        "cancelled": 1,
-        "dead": 1,
-    }
-    assert await backend.find_newer() == {99: 1}
-    assert await backend.list_holders() == ["gone", "live"]
+    claimed = await check_messages_are_there(backend)
+    assert (claimed.value, claimed.claimed is not None) == (5, True)
 
 
 async def test_every_message_is_handled_as_before(backend: QueueBackend) -> None:
     """Claims of dead workers end, messages are claimed and settled, and records are forgotten."""
-    ended = await backend.end_claims({"live"})
-    assert {each.id: each.state for each in ended} == {
-        "claimed-1": "waiting",
-        "claimed-2": "waiting",
-        "lapsed": "dead",
-        "unreadable": "waiting",
-    }
-    first = await backend.claim(10, session="me", visibility=60)
-    suspects = await backend.claim(10, session="me", visibility=60, suspects=True)
-    assert sorted(each.id for each in first.messages) == ["ready", "retried"]
-    assert sorted(each.id for each in suspects.messages) == ["claimed-1", "claimed-2", "suspect"]
-    assert {each.id: each.timeout for each in suspects.messages}["claimed-1"] == 7.5
-    batch = [
-        Settlement(receipt=each.receipt, move="complete")
-        for each in (*first.messages, *suspects.messages)
-    ]
-    assert all(await backend.settle(batch))
-    assert await backend.redrive(["cancelled", "dead"]) == 2
-    assert await backend.forget("completed", older_than=-60) == 6
-    assert await backend.count() == {"claimed": 1, "waiting": 3, "dead": 2}
+    await check_messages_are_handled(backend, tasks=[""])
 
 
 async def test_it_is_upgraded_once(url: str, store: Store) -> None:
@@ -251,22 +199,6 @@ async def test_messages_of_tasks_get_their_own_states(postgres: PostgresServer) 
     store = await open_store(url)
     with psycopg.connect(url, autocommit=True) as admin:
         rows = admin.execute("SELECT id, state, format FROM jobsync_message").fetchall()
-    assert {name: (state, format_) for name, state, format_ in rows} == {
-        "ready": ("task_ready", 3),
-        "ranked": ("task_ranked", 3),
-        "waiting": ("task_waiting", 3),
-        "head": ("task_ready", 3),
-        "blocked": ("blocked", 2),
-        "newer": ("task_ready", 99),
-        "plain": ("ready", 1),
-        "plain-ranked": ("ranked", 2),
-        "plain-waiting": ("waiting", 1),
-    }
-    backend = open_backend(store, "q", Components.system(), order="priority")
-    for task, names in {
-        "send": ["head", "ranked", "ready", "waiting"],
-        "": ["plain", "plain-ranked", "plain-waiting"],
-    }.items():
-        claimed = await backend.claim(10, session="me", visibility=60, tasks=(task,))
-        assert sorted(each.id for each in claimed.messages) == names
+    assert {name: (state, format_) for name, state, format_ in rows} == TASK_STATES
+    await check_tasks_are_claimed(store)
     await store.close()
