@@ -9,15 +9,14 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from queue_calls import ME, OTHER, claim, new_messages, settle
 from queue_locations import PostgresQueues, list_in_view
 from servers import PostgresServer
 
 from jobsync.core.messages import FINISHED, LIVE, Transition
-from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.backend import MAX_MESSAGE, NewMessage, QueueBackend, Settlement
 from jobsync.queue.single_message import StoredResult
 from jobsync.queue.sql.postgres import PostgresBackend
-
-ME, OTHER = "worker-1.a", "worker-2.b"
 
 DAMAGES = {
     "no payloads": "payloads = NULL",
@@ -55,23 +54,6 @@ async def location(postgres: PostgresServer) -> AsyncIterator[PostgresQueues]:
 async def backend(location: PostgresQueues) -> QueueBackend:
     """The backend of an empty queue."""
     return await location.open("emails")
-
-
-def new_messages(*names: str, **options: Any) -> list[NewMessage]:
-    """Return messages with these ids."""
-    options = {"max_attempts": 4, **options}
-    return [NewMessage(id=name, value={"n": name}, **options) for name in names]
-
-
-async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
-    """Claim as `ME` for a minute by default."""
-    claimed = await backend.claim(limit, **{"session": ME, "visibility": 60, **options})
-    return claimed.messages
-
-
-async def settle(backend: QueueBackend, messages: list[Message], move: Transition) -> list[bool]:
-    """Settle claims in one way."""
-    return await backend.settle([Settlement(receipt=each.receipt, move=move) for each in messages])
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -164,47 +146,6 @@ async def test_the_payloads_of_a_claim_are_dropped_when_all_are_settled(
     assert location.execute(query) == [("sco", False, True, 1, 1)]
     await settle(backend, [three], "bury")
     assert location.execute(query) == [("scd", True, False, 0, 1)]
-
-
-@pytest.mark.parametrize("older_than", [1.0, 400.0])
-async def test_claims_answer_settlements_for_some_minutes(
-    location: PostgresQueues, backend: QueueBackend, older_than: float
-) -> None:
-    """Even if completed messages are forgotten at once; then their rows are removed."""
-    await backend.push(new_messages("a", "b"))
-    await backend.push(new_messages("c"))
-    messages = await claim(backend, 2)
-    (retried,) = await claim(backend)
-    await settle(backend, messages, "complete")
-    await settle(backend, [retried], "retry")
-    location.advance(290)
-    forgotten = await backend.forget("completed", older_than=older_than)
-    assert forgotten == (2 if older_than < 290 else 0)
-    assert await settle(backend, messages, "complete") == [True, True]
-    assert await settle(backend, [retried], "retry") == [True]
-    assert await settle(backend, messages, "release") == [False, False]
-    location.advance(150)
-    assert await backend.forget("completed", older_than=older_than) == 2 - forgotten
-    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
-    assert await settle(backend, [retried], "retry") == [False]
-
-
-@pytest.mark.parametrize("end", ["release", "purge"])
-async def test_rows_of_claims_do_not_pile_up(
-    location: PostgresQueues, backend: QueueBackend, end: str
-) -> None:
-    """Not even if nothing is ever completed; one call removes more than its limit."""
-    await backend.push(new_messages("a", "b", "c"))
-    for _ in range(7):
-        messages = await claim(backend)
-        if end == "release":
-            await settle(backend, messages, "release")
-        else:
-            assert await backend.purge(["claimed"]) == 3
-            await backend.push(new_messages("a", "b", "c"))
-    location.advance(1000)
-    assert await backend.forget("completed", older_than=500, limit=2) == 0
-    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
 
 
 async def test_settlements_of_one_claim_do_not_disturb_each_other(

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_calls import ME, OTHER, claim, new_messages, settle
 from queue_locations import SqliteQueues, list_in_view
 from waiting import now, until
 
 from jobsync import Components, Database, Event, QueuePlugin, Unavailable
-from jobsync.core.messages import Transition
-from jobsync.queue.backend import MAX_MESSAGE, Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.backend import MAX_MESSAGE, QueueBackend
 from jobsync.queue.sql.sqlite_places import SQL
-
-ME, OTHER = "worker-1.a", "worker-2.b"
 
 UNREADABLE = {
     "no JSON": "messages = '['",
@@ -52,23 +50,6 @@ async def location(tmp_path: Path) -> AsyncIterator[SqliteQueues]:
 async def backend(location: SqliteQueues) -> QueueBackend:
     """The backend of an empty queue."""
     return await location.open("emails")
-
-
-def new_messages(*names: str, **options: Any) -> list[NewMessage]:
-    """Return messages with these ids."""
-    options = {"max_attempts": 4, "value": {"n": 1}, **options}
-    return [NewMessage(id=name, **options) for name in names]
-
-
-async def claim(backend: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
-    """Claim as `ME` for a minute by default."""
-    claimed = await backend.claim(limit, **{"session": ME, "visibility": 60, **options})
-    return claimed.messages
-
-
-async def settle(backend: QueueBackend, messages: list[Message], move: Transition) -> list[bool]:
-    """Settle claims in one way."""
-    return await backend.settle([Settlement(receipt=each.receipt, move=move) for each in messages])
 
 
 @pytest.mark.parametrize("damage", UNREADABLE.values(), ids=UNREADABLE)
@@ -203,49 +184,6 @@ async def test_each_message_has_its_own_time_of_completion(
     assert await backend.forget("completed", older_than=150) == 2
     assert [each.id for each in await backend.browse("completed")] == ["c"]
     assert await settle(backend, messages, "complete") == [True] * 4
-
-
-@pytest.mark.parametrize("older_than", [1.0, 400.0])
-async def test_claims_answer_settlements_for_some_minutes(
-    location: SqliteQueues, backend: QueueBackend, older_than: float
-) -> None:
-    """Even if completed messages are forgotten at once; then their rows are removed."""
-    await backend.push(new_messages("a", "b"))
-    await backend.push(new_messages("c"))
-    messages = await claim(backend, 2)
-    (retried,) = await claim(backend)
-    await settle(backend, messages, "complete")
-    await settle(backend, [retried], "retry")
-    location.advance(290)
-    forgotten = await backend.forget("completed", older_than=older_than)
-    assert forgotten == (2 if older_than < 290 else 0)
-    assert await settle(backend, messages, "complete") == [True, True]
-    assert await settle(backend, [retried], "retry") == [True]
-    assert await settle(backend, messages, "release") == [False, False]
-    location.advance(150)
-    assert await backend.forget("completed", older_than=older_than) == 2 - forgotten
-    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
-    assert await settle(backend, [retried], "retry") == [False]
-
-
-@pytest.mark.parametrize("size", [10, 5_000])
-@pytest.mark.parametrize("end", ["release", "purge"])
-async def test_rows_of_claims_do_not_pile_up(
-    location: SqliteQueues, backend: QueueBackend, end: str, size: int
-) -> None:
-    """Not even if nothing is ever completed; one call removes more than its limit."""
-    await backend.push(new_messages("a", "b", "c", value="x" * size))
-    for _ in range(7):
-        messages = await claim(backend)
-        if end == "release":
-            await settle(backend, messages, "release")
-        else:
-            assert await backend.purge(["claimed"]) == 3
-            await backend.push(new_messages("a", "b", "c", value="x" * size))
-    assert location.execute("SELECT count(*) FROM {}.jobsync_claim_payload") == [(0,)]
-    location.advance(1000)
-    assert await backend.forget("completed", older_than=500, limit=2) == 0
-    assert location.execute("SELECT count(*) FROM {}.jobsync_claim") == [(0,)]
 
 
 @pytest.mark.parametrize(
