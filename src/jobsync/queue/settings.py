@@ -143,7 +143,7 @@ def _check_positive(field: str, value: float | None) -> None:
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options under their canonical names.
+    """Return the options under their canonical names; one that is None counts as not passed.
 
     Raises:
         Invalid: an option is passed under two names.
@@ -152,7 +152,9 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     for alias, name in _ALIASES.items():
         if alias in translated:
             _refuse_both(translated, alias, name)
-            translated[name] = translated.pop(alias)
+            value = translated.pop(alias)
+            if value is not None:
+                translated[name] = value
     if translated.get("max_retries") is not None:
         _refuse_both(translated, "max_retries", "max_attempts")
         check_count("max_retries", translated["max_retries"], least=0, most=MAX_ATTEMPTS - 1)

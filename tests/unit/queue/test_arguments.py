@@ -238,6 +238,9 @@ def test_a_decorator_with_parentheses_says_so() -> None:
     [
         ({"workers": 5}, {"concurrency": 5}),
         ({"ticket_interval": 3.0}, {"dispatch_interval": 3.0}),
+        ({"workers": None, "concurrency": 5}, {"concurrency": 5}),
+        ({"dispatch_interval": 2.0, "ticket_interval": None}, {"dispatch_interval": 2.0}),
+        ({"workers": None}, {}),
         ({"max_retries": 0}, {"max_attempts": 1}),
         ({"max_retries": 3}, {"max_attempts": 4}),
         ({"max_retries": None}, {}),
