@@ -236,7 +236,7 @@ class JobNode(NodeLoop):
         return await forget(
             self._store,
             self._keys,
-            self._rebalancer.read_node,
+            self._corruption_log,
             now=await self.read_time(),
             days=days,
         )

@@ -29,7 +29,7 @@ from jobsync.jobs.foreign_claims import (
     scan_claims,
 )
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.registration import NodeInfo, read_node_record
+from jobsync.jobs.registration import NodeInfo
 from jobsync.jobs.retention import Forgotten, WorkDate, forget
 from jobsync.jobs.store_clock import StoreClock
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
@@ -235,11 +235,11 @@ class StoredRecords:
         self._events = components.events
         self._keys = keys
         self._day = day
-        self._work_date = WorkDate(store, keys, day)
         self._node = node
         self._token_of = token_of
         self._owner = components.ids.incarnation(components.ids.worker())
         self._corruption_log = CorruptionLog(store.name, components.events)
+        self._work_date = WorkDate(store, keys, day, self._corruption_log)
         self._sent: dict[str, Json] = {}
         """What was last written for each task whose outcome is not known yet."""
 
@@ -307,7 +307,7 @@ class StoredRecords:
         return await forget(
             self._store,
             self._keys,
-            lambda record: self._corruption_log.read(read_node_record, record),
+            self._corruption_log,
             now=await self._store_clock.read(),
             days=days,
         )

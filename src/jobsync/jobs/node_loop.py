@@ -38,7 +38,7 @@ from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage
 from jobsync.jobs.retention import WorkDate
 from jobsync.safe_text import format_error
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import read_each
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["TRANSIENT", "JobNodeSettings", "NodeLoop"]
 
@@ -106,7 +106,8 @@ class NodeLoop:
         self._registration = Registration(membership, key, self._facts)
         day, node = settings.day, settings.node
         self.claims = Claims(membership, self._keys, day, node, self.token, settings)
-        self._work_date = WorkDate(store, self._keys, day)
+        self._corruption_log = CorruptionLog(store.name, components.events)
+        self._work_date = WorkDate(store, self._keys, day, self._corruption_log)
         self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
         self.pins = PinStore(store, components, self._keys, self.token)
         self._rebalancer = self._build_rebalancer()

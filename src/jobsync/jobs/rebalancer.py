@@ -254,10 +254,6 @@ class Rebalancer:
         records = await self._store.scan(self._keys.nodes, limit=_MAX_NODES)
         return self._corruption_log.read_all(read_node_record, records)
 
-    def read_node(self, record: Record) -> NodeRecord | None:
-        """Decode a node's record; None if it cannot be read, which is reported."""
-        return self._corruption_log.read(read_node_record, record)
-
     def _find_pause(self, plan: Plan) -> float:
         """Return the seconds until the next round if no change is reported."""
         is_moving = bool(plan.assignment.moves) or any(e.revoked for e in plan.exceptions.tasks)

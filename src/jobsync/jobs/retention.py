@@ -7,17 +7,17 @@ the later of that time and the date itself decides.
 
 import datetime as dt
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 
 import msgspec
 
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.errors import Conflict, Invalid
+from jobsync.errors import Conflict, Corrupt, Invalid
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.registration import NodeRecord
+from jobsync.jobs.registration import NodeRecord, read_node_record
 from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import CorruptionLog, convert_record
 from jobsync.stores.paging import PAGE_SIZE, drop_all
 
 __all__ = ["Forgotten", "WorkDate", "forget", "record_date"]
@@ -37,6 +37,12 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     rebalances: int
 
 
+class _DateRecord(msgspec.Struct, frozen=True):
+    """The record of a date: when a node has last worked on it."""
+
+    used: float
+
+
 class WorkDate:
     """The date that a node works on.
 
@@ -44,30 +50,42 @@ class WorkDate:
         store: holds the records.
         keys: the fleet's keys.
         day: the date.
+        corruption_log: reports a record that cannot be read. The date's claims are kept then.
     """
 
-    def __init__(self, store: Store, keys: JobKeys, day: date) -> None:
+    def __init__(
+        self, store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog
+    ) -> None:
         self._store = store
         self._keys = keys
         self._day = day
+        self._corruption_log = corruption_log
         self._recorded = -math.inf
 
     async def record(self, now: float) -> None:
         """Record that the node works on the date, if some hours have passed since the last time."""
-        if now - self._recorded >= _INTERVAL:
+        if now - self._recorded < _INTERVAL:
+            return
+        try:
             await record_date(self._store, self._keys, self._day, now)
-            self._recorded = now
+        except Corrupt as corrupt:
+            self._corruption_log.report(corrupt)
+        self._recorded = now
 
 
 async def record_date(store: Store, keys: JobKeys, day: date, now: float) -> None:
-    """Record that a node works on a date, to the hour."""
+    """Record that a node works on a date, to the hour.
+
+    Raises:
+        Corrupt: the record of the date cannot be read.
+    """
     key = keys.work_date(day)
     while True:
         record = await store.get(key)
         with suppress(Conflict):
             if record is None:
                 await store.create(key, {"used": now})
-            elif record.value["used"] < now - _HOUR:
+            elif _read_use(record) < now - _HOUR:
                 await store.put(record, {**record.value, "used": now})
             return
 
@@ -75,7 +93,7 @@ async def record_date(store: Store, keys: JobKeys, day: date, now: float) -> Non
 async def forget(
     store: Store,
     keys: JobKeys,
-    read_node: Callable[[Record], NodeRecord | None],
+    corruption_log: CorruptionLog,
     *,
     now: float,
     days: float,
@@ -85,7 +103,7 @@ async def forget(
     Args:
         store: holds the records.
         keys: the fleet's keys.
-        read_node: decodes a node's record, or reports it and returns None.
+        corruption_log: reports what cannot be read, which is kept.
         now: the time of day, by the store's clock where it has one.
         days: at least one, so that nothing of today is removed in any time zone.
 
@@ -96,39 +114,54 @@ async def forget(
         raise Invalid("older_than_days", days, "must be 1 or more", "pass at least one day")
     before = now - days * _DAY
     dates = claims = 0
-    for day in await _find_dates(store, keys, before):
+    for day in await _find_dates(store, keys, corruption_log, before):
         claims += await drop_all(store, keys.claims(day))
         await store.drop([keys.work_date(day)])
         dates += 1
     return Forgotten(
         dates=dates,
         claims=claims,
-        nodes=await _forget_nodes(store, keys, read_node, before),
+        nodes=await _forget_nodes(store, keys, corruption_log, before),
         rebalances=await store.discard(keys.rebalances, older_than=days * _DAY),
     )
 
 
-async def _find_dates(store: Store, keys: JobKeys, before: float) -> list[date]:
+async def _find_dates(
+    store: Store, keys: JobKeys, corruption_log: CorruptionLog, before: float
+) -> list[date]:
     """Return the dates that ended before then, and that no node has worked on since."""
     last = dt.datetime.fromtimestamp(before, dt.UTC).date()
-    found = []
-    for record in await store.scan(keys.dates, limit=100 * PAGE_SIZE):
-        day = date.fromisoformat(record.key.removeprefix(keys.dates))
-        if day < last and record.value["used"] < before - _HOUR:
-            found.append(day)
-    return found
+
+    def read(record: Record) -> tuple[date, float]:
+        return _read_day(record, keys), _read_use(record)
+
+    records = await store.scan(keys.dates, limit=100 * PAGE_SIZE)
+    uses = corruption_log.read_all(read, records)
+    return [day for day, used in uses if day < last and used < before - _HOUR]
+
+
+def _read_day(record: Record, keys: JobKeys) -> date:
+    try:
+        return date.fromisoformat(record.key.removeprefix(keys.dates))
+    except ValueError as error:
+        raise Corrupt(record.key, str(error)) from error
+
+
+def _read_use(record: Record) -> float:
+    """Return when a node has last worked on the date of a record."""
+    return convert_record(record, _DateRecord).used
 
 
 async def _forget_nodes(
     store: Store,
     keys: JobKeys,
-    read_node: Callable[[Record], NodeRecord | None],
+    corruption_log: CorruptionLog,
     before: float,
 ) -> int:
     """Delete the records of nodes that joined before then and have left or died."""
     count = 0
     for record in await store.scan(keys.nodes, limit=10 * PAGE_SIZE):
-        node = read_node(record)
+        node = corruption_log.read(read_node_record, record)
         if node is None or node.created >= before or not await _is_gone(store, node):
             continue
         # A process may take the name again at this moment.

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from jobsync import Components, Invalid, Unavailable
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
+from jobsync.events import Events
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
+from jobsync.jobs.registration import NodeRecord, Stage
 from jobsync.jobs.retention import Forgotten, WorkDate, forget, record_date
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
-from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.corruption_log import CorruptionLog, RecordSetAside
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -42,6 +43,11 @@ def describe_node(stage: Stage, created: float) -> Json:
         pid=1,
     )
     return msgspec.to_builtins(node)
+
+
+def open_log(events: Events | None = None) -> CorruptionLog:
+    """The report of what cannot be read."""
+    return CorruptionLog("test", events or Events())
 
 
 @settings(deadline=None)
@@ -68,7 +74,7 @@ async def test_a_date_is_forgotten_after_its_last_use(
         if not await store.heads(keys.claims(day)):
             await store.create(f"{keys.claims(day)}task", {})
     now = START + max([at, *(when for _, when in uses)]) * DAY
-    await forget(store, keys, lambda _: None, now=now, days=days)
+    await forget(store, keys, open_log(), now=now, days=days)
     for day, used in latest.items():
         is_kept = bool(await store.heads(keys.claims(day)))
         end = datetime.combine(day, datetime.min.time(), UTC).timestamp() + DAY
@@ -82,7 +88,7 @@ async def test_a_date_is_forgotten_after_its_last_use(
 async def test_a_node_records_its_date_every_six_hours() -> None:
     """And at its start: however long it works on a date, the claims are kept."""
     store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
-    work_date = WorkDate(store, keys, FIRST)
+    work_date = WorkDate(store, keys, FIRST, open_log())
     for hours, recorded in ((0, 0), (5.9, 0), (6, 6), (6.1, 6), (11.9, 6), (30, 30), (36.5, 36.5)):
         await work_date.record(START + hours * DAY / 24)
         record = await store.get(keys.work_date(FIRST))
@@ -110,7 +116,7 @@ async def test_less_than_a_day_is_refused(days: float) -> None:
     store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
     await record_date(store, keys, FIRST, START)
     with pytest.raises(Invalid, match="older_than_days"):
-        await forget(store, keys, lambda _: None, now=START + 40 * DAY, days=days)
+        await forget(store, keys, open_log(), now=START + 40 * DAY, days=days)
     assert len(await store.heads(keys.dates)) == 1
 
 
@@ -159,7 +165,7 @@ async def test_a_start_that_could_not_be_recorded_is_recorded_by_the_next() -> N
     """However soon: the hours between two records are counted from what is recorded."""
     keys = JobKeys("app")
     store = SilentStore(MemoryStore(f"retention-{next(_numbers)}", Components.system()))
-    work_date = WorkDate(store, keys, FIRST)
+    work_date = WorkDate(store, keys, FIRST, open_log())
     with pytest.raises(Unavailable):
         await work_date.record(START)
     store.is_silent = False
@@ -177,7 +183,7 @@ async def test_a_name_that_is_taken_at_this_moment_is_not_forgotten() -> None:
     for name in ("a", "b", "c"):
         await inner.create(keys.node(name), old)
     store = OvertakenStore(inner, {keys.node("b"): new})
-    found = await forget(store, keys, read_node_record, now=now, days=10)
+    found = await forget(store, keys, open_log(), now=now, days=10)
     assert found == Forgotten(dates=0, claims=0, nodes=2, rebalances=0)
     assert {r.key: r.value for r in await store.scan(keys.nodes)} == {keys.node("b"): new}
 
@@ -205,8 +211,8 @@ async def test_a_removal_that_was_cut_off_is_completed_by_the_next(refused: int)
     now = START + 40 * DAY
     store.refused = refused
     with pytest.raises(Unavailable):
-        await forget(store, keys, lambda _: None, now=now, days=10)
-    await forget(store, keys, lambda _: None, now=now, days=10)
+        await forget(store, keys, open_log(), now=now, days=10)
+    await forget(store, keys, open_log(), now=now, days=10)
     assert [await store.heads(keys.claims(day)) for day in days] == [[], [], []]
     assert await store.heads(keys.dates) == []
 
@@ -226,13 +232,50 @@ async def test_a_node_is_forgotten_if_it_joined_before_and_is_gone(
         timing = msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0))
         record = {"worker": "w", "state": session, "beat": 1, "timing": timing}
         await store.create("session/w.1", record)
-    log = CorruptionLog("test", Components.system().events)
-    found = await forget(
-        store, keys, lambda record: log.read(read_node_record, record), now=now, days=10
-    )
+    found = await forget(store, keys, open_log(), now=now, days=10)
     is_forgotten = age > 10 and (stage == "left" or session != "live")
     left = [head.key.rpartition("/")[2] for head in await store.heads(keys.nodes)]
     assert (found.nodes, left) == (int(is_forgotten), ["damaged", *([] if is_forgotten else ["n"])])
+
+
+DAMAGED_DATES = {
+    "no time": {},
+    "a text": {"used": "yesterday"},
+    "no time at all": {"used": None},
+    "a list": [START],
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED_DATES.values(), ids=DAMAGED_DATES)
+async def test_a_date_whose_record_cannot_be_read_keeps_its_claims(damaged: Json) -> None:
+    """A node works on it all the same; it is reported, left as it is, and hides no other."""
+    store = MemoryStore(f"retention-{next(_numbers)}", Components.system())
+    keys, events = JobKeys("app"), Events()
+    reported: list[str] = []
+
+    @events.on(RecordSetAside.name)
+    def report(event: RecordSetAside) -> None:
+        reported.append(event.key)
+
+    days = [FIRST + timedelta(days=number) for number in range(3)]
+    for day in days:
+        await store.create(keys.claim(day, "task"), {})
+    await store.create(keys.work_date(days[1]), damaged)
+    await store.create(f"{keys.dates}odd", {"used": START})
+    for day in days:
+        work_date = WorkDate(store, keys, day, open_log(events))
+        await work_date.record(START)
+        await work_date.record(START + 1)
+    assert reported == [keys.work_date(days[1])]
+    found = await forget(store, keys, open_log(events), now=START + 40 * DAY, days=10)
+    assert (found.dates, found.claims) == (2, 2)
+    assert reported[1:] == [keys.work_date(days[1]), f"{keys.dates}odd"]
+    assert [head.key for head in await store.heads(keys.dates)] == reported[1:]
+    kept = await store.get(keys.work_date(days[1]))
+    assert kept is not None
+    assert kept.value == damaged
+    assert len(await store.heads(keys.claims(days[1]))) == 1
 
 
 async def test_what_is_forgotten_is_counted_by_kind_for_one_fleet() -> None:
@@ -257,7 +300,7 @@ async def test_what_is_forgotten_is_counted_by_kind_for_one_fleet() -> None:
         (14.0, Forgotten(dates=0, claims=0, nodes=0, rebalances=0)),
     ):
         clock.wall_seconds = START + age * DAY
-        found = await forget(store, fleets[0], read_node_record, now=clock.wall_seconds, days=10)
+        found = await forget(store, fleets[0], open_log(), now=clock.wall_seconds, days=10)
         assert found == expected
     left = fleets[1]
     assert [len(await store.heads(left.claims(FIRST))), len(await store.heads(left.nodes))] == [
