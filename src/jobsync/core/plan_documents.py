@@ -7,7 +7,7 @@ has one holder, and each move takes it from that holder.
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import pairwise
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,9 +26,12 @@ from jobsync.core.codec import Json
 from jobsync.errors import Corrupt
 
 __all__ = [
+    "PlanHeading",
+    "count_parts",
     "join_exceptions",
     "name_exceptions",
     "name_parts",
+    "read_heading",
     "read_plan",
     "split_exceptions",
     "to_document",
@@ -38,9 +41,26 @@ _MAX_TASKS = 8000
 """Tasks in one document: with ids of 200 bytes, escaped in any way, and four numbers each, they
 stay below 4 MB."""
 
+_MAX_PARTS = 10_000
+"""More than any exceptions take."""
+
 _INCONSISTENT = "it does not give each token one holder"
 
 _T = TypeVar("_T")
+
+
+class PlanHeading(msgspec.Struct, frozen=True):
+    """What is read of an assignment before the rest: its number, and what belongs to it."""
+
+    number: int
+    exceptions: str = ""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """One of the documents that exceptions take."""
+
+    tasks: list[Any]
+    parts: Annotated[int, msgspec.Meta(ge=1, le=_MAX_PARTS)] = 1
 
 
 def to_document(value: Assignment | Exceptions) -> Json:
@@ -80,10 +100,32 @@ def split_exceptions(name: str, exceptions: Exceptions) -> dict[str, Json]:
     return documents
 
 
-def join_exceptions(first: Json, others: Iterable[Json]) -> Json:
-    """Join the documents that exceptions take into one."""
-    rest = [task for other in others for task in other["tasks"]]
+def count_parts(first: Json, key: str) -> int:
+    """Return how many documents the exceptions take of which this is the first.
+
+    Raises:
+        Corrupt: no version of this library wrote it; names the key.
+    """
+    return _convert(first, _Part, key).parts
+
+
+def join_exceptions(first: Json, others: Iterable[Json], key: str) -> Json:
+    """Join the documents that exceptions take into one.
+
+    Raises:
+        Corrupt: no version of this library wrote one of the others; names the key.
+    """
+    rest = [task for other in others for task in _convert(other, _Part, key).tasks]
     return {**first, "tasks": [*first["tasks"], *rest]} if rest else first
+
+
+def read_heading(document: Json, key: str) -> PlanHeading:
+    """Read the number of an assignment, and the name of its exceptions.
+
+    Raises:
+        Corrupt: no version of this library wrote it; names the key.
+    """
+    return _convert(document, PlanHeading, key)
 
 
 def read_plan(document: Json, exceptions: Json | None, key: str) -> Plan:

@@ -11,17 +11,29 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.keys import parent
 from jobsync.database.supervisor import Work
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
+from jobsync.stores.contract import Conflicted, Outcome, Put, Record, Store, unwrap
+from jobsync.stores.corruption_log import convert_record
 
 __all__ = ["Lock", "hold_lock"]
 
 _POLL = 1.0
-_FREE = {"owner": None, "mark": ""}
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    """Who holds a lock: a session, and which of its attempts."""
+
+    owner: str | None
+    mark: str
+
+
+_NOBODY = _Holder(owner=None, mark="")
 
 
 class Lock:
@@ -34,7 +46,7 @@ class Lock:
 
     def __init__(self, membership: Membership, record: Record) -> None:
         self._membership = membership
-        self._incarnation = record.value["owner"]
+        self._incarnation = _read_holder(record).owner
         self.fence = record.seq
         """A number above that of every earlier holder."""
 
@@ -65,6 +77,7 @@ async def hold_lock(
         run: runs the release in the background, if it cannot be done at once.
 
     Raises:
+        Corrupt: the lock's record cannot be read.
         TimeoutError: others held it for that long.
         Unavailable: the store does not answer.
     """
@@ -110,8 +123,8 @@ class _Attempt:
         try:
             while True:
                 found = await self._read()
-                owner = _owner(found)
-                is_mine = self._is_mine(found)
+                holder = _read_holder(found)
+                owner, is_mine = holder.owner, holder.mark == self._mark
                 if found is not None and is_mine and owner == self._membership.incarnation:
                     self._held = found
                     return found
@@ -138,7 +151,7 @@ class _Attempt:
             # An unanswered write of ours may still be applied to what it was based on.
             if not (self._is_mine(found) or _is_same(found, self._based_on)):
                 break
-            (outcome,) = await self._store.write([Put(self._key, _FREE, found)])
+            outcome = await self._write(_NOBODY, found)
             if not isinstance(outcome, Conflicted):
                 unwrap(outcome, self._key)
                 break
@@ -160,15 +173,23 @@ class _Attempt:
 
     async def _take(self, found: Record | None) -> None:
         self._based_on, self._has_written = found, True
-        value = {"owner": self._membership.incarnation, "mark": self._mark}
-        await self._store.write([Put(self._key, value, found)])
+        await self._write(_Holder(owner=self._membership.incarnation, mark=self._mark), found)
+
+    async def _write(self, holder: _Holder, found: Record | None) -> Outcome:
+        (outcome,) = await self._store.write([Put(self._key, msgspec.to_builtins(holder), found)])
+        return outcome
 
     def _is_mine(self, found: Record | None) -> bool:
-        return found is not None and not found.deleted and found.value["mark"] == self._mark
+        return _read_holder(found).mark == self._mark
 
 
-def _owner(found: Record | None) -> str | None:
-    return None if found is None or found.deleted else found.value["owner"]
+def _read_holder(found: Record | None) -> _Holder:
+    """Return who holds the lock of a record, if there is one.
+
+    Raises:
+        Corrupt: no version of this library wrote the record.
+    """
+    return _NOBODY if found is None or found.deleted else convert_record(found, _Holder)
 
 
 def _is_same(one: Record | None, other: Record | None) -> bool:

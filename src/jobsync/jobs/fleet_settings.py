@@ -18,6 +18,9 @@ readers in SQL, which are written anew before the record is settled.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Annotated
+
+import msgspec
 
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
@@ -31,9 +34,9 @@ from jobsync.jobs.events import SettingsChanged
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.corruption_log import CorruptionLog, convert_record
 
-__all__ = ["FleetSettings", "SettingsDiffer"]
+__all__ = ["FleetSettings", "SettingsDiffer", "SharedSettings", "read_shared_settings"]
 
 _CHANGING = "changing"
 """The field that has the session which changes the settings."""
@@ -44,6 +47,24 @@ _WATCH = "settings"
 
 class SettingsDiffer(Misconfigured):
     """Live nodes of the fleet have other settings."""
+
+
+class SharedSettings(msgspec.Struct, frozen=True):
+    """What every record of settings has: what decides a task's token."""
+
+    total_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    hash_function: str
+    changing: str | None = None
+    """The session that changes them."""
+
+
+def read_shared_settings(record: Record) -> SharedSettings:
+    """Decode the settings of a fleet.
+
+    Raises:
+        Corrupt: no version of this library wrote them.
+    """
+    return convert_record(record, SharedSettings)
 
 
 class FleetSettings:
@@ -122,7 +143,15 @@ class FleetSettings:
             self._events.emit(SettingsChanged(node=self._node, appname=name, changed=changed))
 
     async def _read(self) -> Record | None:
-        return await self._store.get(self._keys.settings, tombstones=True)
+        """Read the record.
+
+        Raises:
+            Corrupt: it has no settings.
+        """
+        record = await self._store.get(self._keys.settings, tombstones=True)
+        if record is not None and not record.deleted:
+            read_shared_settings(record)
+        return record
 
     async def _write(self, base: Record | None, value: Json) -> Record | None:
         """Write the record; None if another node was first."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import has_incoming, has_nothing
+from jobsync.core.plan_documents import read_heading
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.node_loop import TRANSIENT, NodeLoop
 from jobsync.jobs.registration import find_candidates
@@ -114,8 +115,10 @@ class JobNode(NodeLoop):
             return
         async with self._reviewing_pins:
             record = await self._store.get(self._keys.assignment)
+            number = 0
             # Empty if a leader has not assigned tokens yet.
-            number = 0 if record is None or record.value is None else record.value["number"]
+            if record is not None and record.value is not None:
+                number = read_heading(record.value, record.key).number
             # A decision may be under way that does not know the pins. The one after it does.
             self.owned_tokens.withhold(await self._find_pinned_away(tasks), number + 2)
         self._wakeup.set()

@@ -18,6 +18,7 @@ from jobsync.core.assignment import Plan, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin, resolve
+from jobsync.core.plan_documents import read_heading
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.events import (
@@ -264,7 +265,7 @@ class NodeLoop:
         record = await self._read_assignment()
         if record is None or record.value is None:
             return
-        if record.value["number"] > self.owned_tokens.current.number:
+        if read_heading(record.value, record.key).number > self.owned_tokens.current.number:
             plan = await fetch_plan(self._store, self._keys, record)
             if plan is not None:
                 await self.owned_tokens.apply(plan)
@@ -300,10 +301,9 @@ class NodeLoop:
 
     def _find_announced_number(self) -> int:
         """Return the highest assignment that a leader has announced in its heartbeats."""
-        numbers = (
-            session.facts.get(self._keys.assignment, 0) for session in self.membership.seen.values()
-        )
-        return max(numbers, default=0)
+        sessions = self.membership.seen.values()
+        told = [session.facts.get(self._keys.assignment) for session in sessions]
+        return max((number for number in told if isinstance(number, int)), default=0)
 
     async def _review_withheld(self) -> bool:
         """Stop withholding tasks that pins no longer keep from this node; whether any are left."""

@@ -17,8 +17,10 @@ from jobsync.core.codec import Json
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
 from jobsync.core.plan_documents import (
+    count_parts,
     join_exceptions,
     name_parts,
+    read_heading,
     read_plan,
     split_exceptions,
     to_document,
@@ -40,8 +42,12 @@ _WAIT_TIMEOUT = 3600.0
 
 
 async def fetch_plan(store: Store, keys: JobKeys, document: Record) -> Plan | None:
-    """Read the plan that belongs to an assignment; None if it was replaced meanwhile."""
-    name = document.value.get("exceptions")
+    """Read the plan that belongs to an assignment; None if it was replaced meanwhile.
+
+    Raises:
+        Corrupt: it, or what belongs to it, cannot be read.
+    """
+    name = read_heading(document.value, document.key).exceptions
     if not name:
         return read_plan(document.value, None, document.key)
     exceptions = await _fetch_exceptions(store, keys, name)
@@ -51,11 +57,11 @@ async def fetch_plan(store: Store, keys: JobKeys, document: Record) -> Plan | No
 async def _fetch_exceptions(store: Store, keys: JobKeys, name: str) -> Json | None:
     """Read the exceptions of a plan; None if they, or a part of them, were replaced meanwhile."""
     first = await store.get(keys.exceptions(name))
-    if first is None or (parts := first.value.get("parts", 1)) == 1:
+    if first is None or (parts := count_parts(first.value, first.key)) == 1:
         return None if first is None else first.value
     names = [keys.exceptions(f"{name}.{part}") for part in range(1, parts)]
     others = [record.value for record in await store.get_many(names) if record is not None]
-    return join_exceptions(first.value, others) if len(others) == len(names) else None
+    return join_exceptions(first.value, others, first.key) if len(others) == len(names) else None
 
 
 def _find_members(plan: Plan, candidates: Sequence[NodeRecord]) -> list[NodeRef]:
@@ -199,7 +205,7 @@ class Rebalancer:
         value = await term.get(self._keys.assignment)
         if value is None:
             return Plan.empty(self._total)
-        name = value.get("exceptions")
+        name = read_heading(value, self._keys.assignment).exceptions
         exceptions = await _fetch_exceptions(self._store, self._keys, name) if name else None
         plan = read_plan(value, exceptions, self._keys.assignment)
         if plan.fits(self._total, self._token_of):

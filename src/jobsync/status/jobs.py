@@ -24,6 +24,7 @@ from jobsync.core.assignment import (
 from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.errors import NotFound
 from jobsync.jobs.coordination_config import default_reclaim_delay
+from jobsync.jobs.fleet_settings import read_shared_settings
 from jobsync.jobs.foreign_claims import Claim, read_claim, scan_claims
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.pins import PinStore
@@ -254,15 +255,17 @@ async def read_fleet_status(store: Store, components: Components, fleet: str) ->
     """Read the status of a fleet.
 
     Raises:
+        Corrupt: its settings or its assignment cannot be read.
         NotFound: there has never been a fleet with this name.
         Unavailable: the store does not answer.
     """
     keys, corruption_log = JobKeys(fleet), CorruptionLog(store.name, components.events)
-    settings = await store.get(keys.settings)
-    if settings is None:
+    record = await store.get(keys.settings)
+    if record is None:
         raise NotFound("fleet that shares tasks as", fleet)
-    total = settings.value["total_tokens"]
-    token_of = token_maker(total, settings.value["hash_function"])
+    settings = read_shared_settings(record)
+    total = settings.total_tokens
+    token_of = token_maker(total, settings.hash_function)
     cluster = await read_cluster_status(store, components)
     nodes = corruption_log.read_all(
         read_node_record, await store.scan(keys.nodes, limit=_MAX_NODES)

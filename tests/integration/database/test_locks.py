@@ -24,7 +24,7 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.coordination.membership import Membership
-from jobsync.database.locks import _FREE, hold_lock
+from jobsync.database.locks import hold_lock
 from jobsync.stores.contract import Change, Outcome, Put, Record, Unknown
 from jobsync.stores.memory import MemoryStore
 
@@ -56,7 +56,7 @@ class InterruptedStore(MemoryStore):
         if self.rivals and key.startswith("lock/"):
             self.rivals -= 1
             (found,) = await super().get_many([key], tombstones=True)
-            await ask([Put(key, _FREE, found)])
+            await ask([Put(key, {"owner": None, "mark": ""}, found)])
         return await self._send(key, lambda: ask(changes))
 
     async def _send(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:

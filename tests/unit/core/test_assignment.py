@@ -33,9 +33,11 @@ from jobsync.core.assignment import (
 )
 from jobsync.core.codec import decode, encode
 from jobsync.core.plan_documents import (
+    count_parts,
     join_exceptions,
     name_exceptions,
     name_parts,
+    read_heading,
     read_plan,
     split_exceptions,
     to_document,
@@ -221,6 +223,27 @@ def test_damaged_exceptions_are_refused(row: list[Any]) -> None:
         read_plan(document, exceptions, "assignment/x")
 
 
+NO_DOCUMENTS: list[Any] = [{}, [], None, 5, "x", {"number": "7", "tasks": {}}]
+
+
+@pytest.mark.parametrize("document", [*NO_DOCUMENTS, {"number": 7, "exceptions": 8}])
+def test_the_heading_of_a_damaged_assignment_is_refused(document: Any) -> None:
+    """It is read first; the error names the document."""
+    with pytest.raises(Corrupt, match="assignment/x"):
+        read_heading(document, "assignment/x")
+
+
+@pytest.mark.parametrize(
+    "document", [*NO_DOCUMENTS, *({"tasks": [], "parts": parts} for parts in (0, -1, 10**9, "2"))]
+)
+def test_damaged_parts_of_exceptions_are_refused(document: Any) -> None:
+    """Of the first part how many there are, and of the others their tasks."""
+    with pytest.raises(Corrupt, match="exceptions/x"):
+        count_parts(document, "exceptions/x")
+    with pytest.raises(Corrupt, match="exceptions/x"):
+        join_exceptions({"tasks": []}, [document], "exceptions/x")
+
+
 def test_exceptions_are_named_by_number_and_content() -> None:
     """Two leaders that decide the same write one document; no exceptions need none."""
     name = name_exceptions(7, PINNED)
@@ -268,7 +291,7 @@ def test_a_document_of_exceptions_says_how_many_there_are(count: int, parts: int
     assert len(documents) == first.get("parts", 1) == parts
     assert all(document["tasks"] for document in documents.values())
     assert not any("parts" in other for other in others)
-    assert msgspec.convert(join_exceptions(first, others), Exceptions) == exceptions
+    assert msgspec.convert(join_exceptions(first, others, "plan"), Exceptions) == exceptions
 
 
 def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
@@ -281,10 +304,10 @@ def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
         encode(document)
     first, *others = documents.values()
     assert first["parts"] == 3
-    assert msgspec.convert(join_exceptions(first, others), Exceptions) == exceptions
+    assert msgspec.convert(join_exceptions(first, others, "plan"), Exceptions) == exceptions
     few = Exceptions(exceptions.nodes, tasks[:10])
     ((name, document),) = split_exceptions("8-abc", few).items()
-    assert (name, join_exceptions(document, [])) == ("8-abc", to_document(few))
+    assert (name, join_exceptions(document, [], "plan")) == ("8-abc", to_document(few))
 
 
 @pytest.mark.parametrize(
