@@ -190,6 +190,8 @@ class NodeLoop:
             except TRANSIENT as error:
                 if isinstance(error, Unavailable | OutcomeUnknown):
                     self._failed_at = self._clock.mono()
+                elif isinstance(error, Corrupt):
+                    self._corruption_log.report(error)
                 await self._clock.sleep(self.membership.timing.heartbeat / 2)
 
     async def _run_once(self, wait_for_change: WaitForChange) -> None:

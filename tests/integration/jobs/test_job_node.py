@@ -28,6 +28,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.node_loop import NodeLoop
 from jobsync.jobs.registration import NodeList
 from jobsync.stores.contract import Record
+from jobsync.stores.corruption_log import RecordSetAside
 from jobsync.stores.memory import MemoryStore
 
 HOUR = 3600.0
@@ -207,8 +208,10 @@ async def test_a_node_that_fails_owns_nothing_and_leaves(
 async def test_errors_that_may_go_away_end_no_node(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is waited out. Only those that leave a request unanswered say so."""
+    """Each is waited out. Those that leave a request unanswered say so; damage is reported."""
     node = await start_node("a")
+    reported: list[RecordSetAside] = []
+    node._events.on(RecordSetAside.name, reported.append)
     run_once = node._run_once
     errors: list[Exception] = [
         Unavailable("store", "silent"),
@@ -235,6 +238,7 @@ async def test_errors_that_may_go_away_end_no_node(
     await until(lambda: len(noted) == 5, "all were raised")
     assert noted == [True, True, False, False, False]
     assert (len(node.tokens), node.failure) == (20, None)
+    assert [(each.key, each.reason) for each in reported] == [("key", "damaged")]
 
 
 async def test_pins_that_are_ignored_are_reported_when_their_number_changes(
