@@ -191,10 +191,12 @@ class FleetSettings:
         return [node for node in nodes if node.stage != "left" and node.name != self._node]
 
     def _describe(self, theirs: Mapping[str, Json], node: str) -> SettingsDiffer:
-        field = next(field for field, value in self.values.items() if theirs.get(field) != value)
+        # Newer code may have a field that this code does not know.
+        fields = [*self.values, *theirs]
+        field = next(name for name in fields if theirs.get(name) != self.values.get(name))
         return SettingsDiffer(
             field,
-            self.values[field],
+            self.values.get(field),
             f"must be {theirs.get(field)!r} as on the live node {node}",
             "use the same value on every node, stop the others first, or use another appname",
         )

@@ -205,10 +205,11 @@ class Job(JobInspection):
         Raises:
             ClaimLost: another node has it; the block is not entered.
         """
-        claimed = to_task(task)
-        if claimed.text in self._in_blocks:
+        claimed, block = to_task(task), object()
+        if claimed.text in self._list_in_blocks():
             raise ClaimLost(claimed.text, "this node does it already")
-        self._in_blocks.add(claimed.text)
+        # Under a key of its own: two threads may come this far with one task, and one loses it.
+        self._in_blocks[block] = claimed.text
         try:
             self.add_task(claimed)
             try:
@@ -220,7 +221,7 @@ class Job(JobInspection):
                 raise
             self._call(self._entered_node.finish([claimed.text]))
         finally:
-            self._in_blocks.discard(claimed.text)
+            del self._in_blocks[block]
 
     def tasks(
         self, source: Callable[[], Iterable[Task | object]] | Iterable[Task | object]

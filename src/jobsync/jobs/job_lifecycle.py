@@ -85,8 +85,8 @@ class JobLifecycle:
         self._node_list: NodeList | None = None
         self._is_stopping = False
         self._pins = Pins(None, self._call, self._token)
-        self._in_blocks: set[str] = set()
-        """Tasks that only the end of their own block or loop marks."""
+        self._in_blocks: dict[object, str] = {}
+        """Tasks that only the end of their own block or loop marks, by that."""
         self._enter_by = components.clock.mono()
 
     def _open(self, provide_locks: Callable[[], object] | None, *, clear_locks: bool) -> None:
@@ -151,7 +151,12 @@ class JobLifecycle:
 
     def _list_added(self, node: JobNode | LocalNode) -> list[str]:
         """Return the running tasks, without those that the end of their own block marks."""
-        return [task for task in node.running if task not in self._in_blocks]
+        in_blocks = self._list_in_blocks()
+        return [task for task in node.running if task not in in_blocks]
+
+    def _list_in_blocks(self) -> set[str]:
+        """Return the tasks in blocks and loops. In one step: other threads enter and leave some."""
+        return set(self._in_blocks.values())
 
     def _build_views(self) -> SqlViews:
         url = read_url(self.settings.reveal_url())

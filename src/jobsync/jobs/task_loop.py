@@ -77,18 +77,22 @@ class TaskLoop:
         node: the node that does the tasks.
         clock: for pauses between rounds without work.
         source: the tasks, or a function that returns the pending ones.
-        in_blocks: the tasks that only the end of their own block or loop may mark; kept up to
-            date here.
+        in_blocks: the tasks that only the end of their own block or loop may mark, by that block
+            or loop; kept up to date here.
     """
 
     def __init__(
-        self, node: TaskLoopNode, clock: Clock, source: Source, in_blocks: set[str] | None = None
+        self,
+        node: TaskLoopNode,
+        clock: Clock,
+        source: Source,
+        in_blocks: dict[object, str] | None = None,
     ) -> None:
         self._node = node
         self._clock = clock
         # Read once: a generator yields its tasks only once.
         self._source = source if callable(source) else list(map(to_task, source))
-        self._in_blocks = set() if in_blocks is None else in_blocks
+        self._in_blocks = {} if in_blocks is None else in_blocks
         self._pause = _SHORTEST_PAUSE
         self._done: dict[str, str] = {}
         """The tasks that were done at the last check, each with the version of its completion."""
@@ -154,18 +158,18 @@ class TaskLoop:
             try:
                 await self._node.finish([task.text], "failed")
             finally:
-                self._in_blocks.discard(task.text)
+                self._in_blocks.pop(self, None)
 
     async def _claim(self, task: str, known: Mapping[str, str]) -> bool:
         """Claim a task; return whether it is ours."""
         # Before the claim: nothing else may mark it once it is claimed.
-        self._in_blocks.add(task)
+        self._in_blocks[self] = task
         is_claimed = False
         try:
             is_claimed = not await self._node.claim([task], known)
         finally:
             if not is_claimed:
-                self._in_blocks.discard(task)
+                self._in_blocks.pop(self, None)
         return is_claimed
 
     async def _finish_current(self) -> None:
@@ -176,7 +180,7 @@ class TaskLoop:
             while not await self._try_finish(task):
                 await self._clock.sleep(_SHORTEST_PAUSE)
         finally:
-            self._in_blocks.discard(task.text)
+            self._in_blocks.pop(self, None)
 
     async def _try_finish(self, task: Task) -> bool:
         try:

@@ -112,6 +112,23 @@ async def test_a_live_node_keeps_its_settings_after_an_interrupted_change(url: s
     assert record.value == settled
 
 
+async def test_a_setting_of_newer_code_is_named(memory: str) -> None:
+    """A fleet may be upgraded node by node: the error names the field and the live node."""
+    async with AsyncExitStack() as stack:
+        start = start_nodes_on(memory, stack)
+        node = await start("a")
+        store, keys = node.membership.store, JobKeys("sync_")
+        for key, path in ((keys.settings, None), (keys.node("a"), "fleet")):
+            record = await store.get(key)
+            assert record is not None
+            found = record.value if path is None else record.value[path]
+            newer = {**found, "zones": 3}
+            await store.put(record, newer if path is None else {**record.value, path: newer})
+        other = await start_unready(memory, stack, SETTINGS.total_tokens)
+        with pytest.raises(SettingsDiffer, match="zones must be 3 as on the live node a"):
+            await other.start(0)
+
+
 class OvertakenStore(StoreDecorator):
     """A store in which another writer is first, once for each sheet of pins."""
 
@@ -152,11 +169,11 @@ async def test_pins_that_are_written_during_a_change_follow_too() -> None:
         assert (batch["tasks"], batch["tokens"]) == (["t1", "t2"], expected)
 
 
-async def start_unready(url: str, stack: AsyncExitStack) -> Any:
-    """Return a node with other settings that is not started."""
+async def start_unready(url: str, stack: AsyncExitStack, total_tokens: int = 30) -> Any:
+    """Return a node, by default with other settings, that is not started."""
     membership = await Membership.join(url, heartbeat_interval=0.2, worker_timeout=5)
     stack.push_async_callback(membership.leave)
-    return JobNode(membership, replace(SETTINGS, node="other", total_tokens=30))
+    return JobNode(membership, replace(SETTINGS, node="other", total_tokens=total_tokens))
 
 
 async def _mark(url: str, session: str) -> dict[str, Any]:

@@ -372,11 +372,43 @@ def test_a_block_ends_with_its_own_error(
                     raise error
         monkeypatch.undo()
         assert ends == [([task], "done" if error is None else "failed") for task in ("a", "b")]
-        assert job._in_blocks == set()
+        assert job._in_blocks == {}
         assert node.running == ["a", "b"]
         job.write_audit()
         with job.task("a"), pytest.raises(ClaimLost), job.task("a"):
             pass
+
+
+def test_of_two_threads_that_enter_a_block_for_one_task_one_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing else marks it, although the other thread was refused late."""
+    with make("memory://", coordination_config=CoordinationConfig(enabled=False)) as job:
+        entered, is_over = threading.Event(), threading.Event()
+
+        def stay() -> None:
+            with job.task("a"):
+                entered.set()
+                assert is_over.wait(30)
+
+        first = threading.Thread(target=stay)
+        list_in_blocks = job._list_in_blocks
+
+        def list_before_the_first_enters() -> set[str]:
+            monkeypatch.undo()
+            found = list_in_blocks()
+            first.start()
+            assert entered.wait(30)
+            return found
+
+        monkeypatch.setattr(job, "_list_in_blocks", list_before_the_first_enters)
+        with pytest.raises(ClaimLost), job.task("a"):
+            pass
+        job.write_audit()
+        assert job.get_audit() == []
+        is_over.set()
+        first.join()
+        assert len(job.get_audit()) == 1
 
 
 def test_a_task_that_was_not_claimed_may_be_tried_in_a_block_again() -> None:
