@@ -35,6 +35,7 @@ setup: ## create .venv with everything that the tests need; PYTHON=python3.13 cr
 	@PYTHON=$(PYTHON) bash scripts/setup $(VENV)
 
 test: setup ## all tests, on two cores; PYTHON=python3.13 runs them with that interpreter
+	@bash scripts/compile-tests $(PY)
 	bash scripts/with-temporary-files-in-memory $(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## ruff, mypy, pyright, import-linter
