@@ -133,8 +133,12 @@ class QueueControl:
         self._read = Mono(float("-inf"))
         while True:
             record = await self._store.get(self._key)
-            with suppress(Corrupt):
+            try:
                 found = _ControlRecord() if record is None else _read(record)
+            except Corrupt:
+                # It may have said so, and whoever has said so does not say it again.
+                self.has_keys = True
+            else:
                 if (found.since is not None) is (wanted.since is not None):
                     return False
                 self.has_keys |= found.has_keys

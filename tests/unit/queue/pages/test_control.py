@@ -142,6 +142,19 @@ async def test_the_records_of_all_queues_are_read(
     assert [*await control.read_controls(store, log)] == [f"queue {n}" for n in range(count)]
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+async def test_a_damaged_record_is_written_as_if_messages_had_keys(
+    processes: Processes, verb: str
+) -> None:
+    """Whoever pushes with keys has noted that already, and does not note it again."""
+    store, operator = processes.start()
+    await store.create("queue/mails", {"since": "x", "has_keys": 5})
+    assert await (operator.pause("for a test") if verb == "pause" else operator.resume())
+    _, other = processes.start()
+    assert await other.is_paused() is (verb == "pause")
+    assert other.has_keys
+
+
 class FailingStore(StoreDecorator):
     """Fails the first calls, one kind after the other."""
 
