@@ -86,6 +86,7 @@ def test_a_claim(when: str) -> None:
     world = QueueHistory()
     for name in "xy":
         world.row(name, "ready")
+    request = -1
     for moment in ("before", "during", "after"):
         if moment == "during":
             request = world.request("claim", limit=2, suspects=False)
