@@ -157,7 +157,7 @@ def test_what_has_expired_is_among_the_leftovers() -> None:
     assert found == ["XL1", "XL3"]
 
 
-LOOKUP = {"color": "red", "size": 1}
+LOOKUP: dict[str, Any] = {"color": "red", "size": 1}
 
 
 @pytest.mark.parametrize(

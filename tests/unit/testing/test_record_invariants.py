@@ -201,7 +201,7 @@ def test_what_has_expired_is_gone_soon(
 ) -> None:
     """Unless a callback has kept it; a record that is archived is not there as well."""
     world = Records(CALLBACK)
-    value = {} if expires is None else {"expires_at": time(expires)}
+    value: dict[str, Any] = {} if expires is None else {"expires_at": time(expires)}
     world.write("x", "m", **value)
     world.write("y", "n", expires_at=time(1))
     world.at = NOW
@@ -229,7 +229,7 @@ def test_what_has_expired_is_gone_soon(
 def test_a_verb_says_whether_it_has_written(
     outcome: str, wrong: int, *, is_written: bool, is_confirmed: bool
 ) -> None:
-    """Of each of its records; it knows what the store has confirmed, and what comes later counts."""
+    """Of each of its records; it knows what was confirmed, and what comes later counts."""
     world = Records()
     world.write("w", "w")
     world.note("verb", marks=["w", "x"], outcomes=["written", outcome])
