@@ -233,3 +233,69 @@ def test_seeds_are_saved_with_a_reason(tmp_path: Path) -> None:
     invalid.write_text('[{"story": "a.py:b", "sead": 1, "why": "typo"}]')
     with pytest.raises(Invalid, match="sead"):
         load_seeds(invalid)
+
+
+@pytest.mark.parametrize("form", ["stories_again.py", "./stories_again.py", "sub/../{}", "{path}"])
+def test_a_file_is_loaded_once(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever form its path is given: a story found again is the same function."""
+    name = f"stories_again_{abs(hash(form))}"
+    path = tmp_path / f"{name}.py"
+    path.write_text("async def story(world): ...\n")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written = form.replace("stories_again.py", path.name).format(path.name, path=path)
+    first = find_story(f"{written}:story")
+    known = [*sys.path]
+    assert find_story(f"{path}:story") is first
+    assert find_story(f"{written}:story") is first
+    assert sys.path == known
+    assert replay_line(first, 1).endswith(f"replay {path.name}:story 1")
+
+
+async def numbered(world: World) -> None:
+    """Takes two hours with as many faults as its seed, and breaks promises twelve times."""
+    node = world.node("a")
+    world.expect(lambda _: [Violation("Q1", "at the end")] * 10)
+    world.watch(lambda done: [f"saw {done.what}"] if done.what == "kill" else [])
+    for _ in range(abs(world.seed) - 1):
+        node.pause()
+        node.resume()
+    node.kill()
+    await asyncio.sleep(7200)
+    require(world.seed > 0, "Q2", "negative")
+
+
+def test_a_report_has_what_happened() -> None:
+    """The seed, the hours, the faults, the digest, and all violations: what was raised first."""
+    ran, again = run_story(numbered, -3), run_story(numbered, -3)
+    assert ran == again
+    assert (ran.seed, ran.hours, ran.faults) == (-3, 2.0, 3)
+    assert [each.invariant for each in ran.violations] == ["Q2", "user", *["Q1"] * 10]
+    other = run_story(numbered, 4)
+    assert (other.seed, other.hours, other.faults) == (4, 2.0, 4)
+    assert other.fingerprint != ran.fingerprint
+    assert [each.invariant for each in other.violations] == ["user", *["Q1"] * 10]
+
+
+def test_a_failure_shows_the_first_ten_violations() -> None:
+    """And says how many there are, of the first seed that breaks the story."""
+    with pytest.raises(AssertionError) as caught:
+        check_story(numbered, seeds=[-3, 5])
+    first, *shown, command = str(caught.value).splitlines()
+    assert first == "seed -3, 12 violations:"
+    assert shown == ["Q2: negative", "user: saw kill", *["Q1: at the end"] * 8]
+    assert command.endswith(f"replay -- {Path(__file__).relative_to(Path.cwd())}:numbered -3")
+    assert shlex.split(command)[-1] == "-3"
+
+
+def test_the_contract_of_the_store_is_part_of_each_story() -> None:
+    """Commits and replies are checked, whatever a story expects."""
+    assert {each.invariant for each in run_story(untrue, 1).violations} == {"C1", "C4"}
+
+
+async def untrue(world: World) -> None:
+    """Notes what contradicts the contract."""
+    common = {"key": "n", "base": None, "nonce": "A"}
+    world.note("a", "commit", **{**common, "base": "B"}, seq=2, epoch=0, deleted=False)
+    world.note("a", "reply", **common, outcome="Refused", since=0)

@@ -336,8 +336,9 @@ class Link(StoreDecorator):
         if self.throttled:
             self._count()
             return Unavailable(self.name, "the server answered 503 SlowDown")
-        if self.forbidden or self._draw_fault(weather.forbidden):
+        if self.forbidden:
             self._count()
+        if self.forbidden or self._draw_fault(weather.forbidden):
             problem = "does not allow this to these credentials (the server answered 403)"
             return Misconfigured("url", self.name, problem, "allow it")
         if self._draw_fault(weather.refused):

@@ -294,6 +294,7 @@ TTL = {**KEY, "key_ttl": 5.0}
         (KEY, ["x ready", "ask", "answer"], {}, ""),
         (KEY, ["ask", "x ready", "answer"], {}, ""),
         (KEY, ["x ready", "ask", "x completed", "answer"], {}, ""),
+        (KEY, ["x ready", "x claimed", "ask", "answer"], {}, ""),
         (KEY, ["x ready", "x completed", "ask", "answer"], {}, "does not hold the key k"),
         (KEY, ["ask", "answer", "x ready"], {}, "does not hold the key k"),
         (KEY, ["x ready", "x dead", "x ready", "ask", "answer"], {}, ""),
@@ -340,6 +341,30 @@ def test_an_equal_message_may_be_its_own_earlier_copy() -> None:
     commit(world, world.request("settle", receipts=[]), {"x": "completed"})
     request = world.request("push", messages=[["y", "x", 0.0, 3, KEY]])
     world.respond(request, {"y": "x"})
+    assert find(world) == []
+
+
+def test_an_order_is_a_place() -> None:
+    """Also of messages that have no other; a claim may make messages ready and take none."""
+    world = QueueHistory()
+    commit(world, push(world, {"x": {}, "y": {}}), {"x": "waiting", "y": "ready"})
+    claim = world.request("claim", limit=5, suspects=False, order="lifo")
+    commit(world, claim, {"x": "ready"})
+    assert find(world) == []
+    commit(world, claim, {"x": "claimed"})
+    assert [each[:4] for each in find(world)] == ["Q26:"]
+
+
+def test_only_requests_have_places() -> None:
+    """A story may note what it likes, and a person may change what has a group or a key."""
+    world = QueueHistory()
+    world.note("ordered", order=1, messages=[1, 2])
+    assert find(world) == []
+    places = {**GROUPED, "k": KEY, "l": {}}
+    commit(world, push(world, places), {**FIRST, "k": "ready", "l": "ready"})
+    world.at += 1
+    for name, state in {"x": "completed", "y": "waiting", "k": "completed"}.items():
+        world.row(name, state, node="")
     assert find(world) == []
 
 
