@@ -28,26 +28,26 @@ def commit(world: QueueHistory, request: int, states: States, **row: Any) -> Non
         world.row(name, state, request, payload=name, **row)
 
 
-GROUPED = {"x": {"group": "g"}, "y": {"group": "g"}, "z": {"group": "g"}}
-FIRST = {"x": "waiting", "y": "blocked", "z": "blocked"}
+GROUPED = {"x": {"group": "g"}, "b": {"group": "g"}, "c": {"group": "g"}}
+FIRST = {"x": "waiting", "b": "blocked", "c": "blocked"}
 
 
 @pytest.mark.parametrize(
     ("states", "most", "wrong"),
     [
         (FIRST, 1, 0),
-        ({"z": "blocked", "y": "blocked", "x": "waiting"}, 1, 0),
+        ({"c": "blocked", "b": "blocked", "x": "waiting"}, 1, 0),
         ({**FIRST, "x": "ready"}, 1, 0),
-        ({**FIRST, "y": "waiting"}, 1, 1),
+        ({**FIRST, "b": "waiting"}, 1, 1),
         ({**FIRST, "x": "blocked"}, 1, 1),
-        ({**FIRST, "x": "blocked", "y": "waiting"}, 1, 1),
-        ({**FIRST, "x": "blocked", "z": "ready"}, 1, 1),
-        ({**FIRST, "y": "waiting"}, 2, 0),
-        ({**FIRST, "x": "blocked", "y": "ready", "z": "waiting"}, 2, 0),
+        ({**FIRST, "x": "blocked", "b": "waiting"}, 1, 1),
+        ({**FIRST, "x": "blocked", "c": "ready"}, 1, 1),
+        ({**FIRST, "b": "waiting"}, 2, 0),
+        ({**FIRST, "x": "blocked", "b": "ready", "c": "waiting"}, 2, 0),
         (FIRST, 2, 1),
-        ({**FIRST, "y": "waiting", "z": "ready"}, 2, 1),
-        ({**FIRST, "y": "waiting", "z": "ready"}, 4, 0),
-        ({**FIRST, "y": "waiting"}, 4, 1),
+        ({**FIRST, "b": "waiting", "c": "ready"}, 2, 1),
+        ({**FIRST, "b": "waiting", "c": "ready"}, 4, 0),
+        ({**FIRST, "b": "waiting"}, 4, 1),
     ],
 )
 def test_the_head_of_a_group(states: States, most: int, wrong: int) -> None:
@@ -64,17 +64,17 @@ def test_the_head_of_a_group(states: States, most: int, wrong: int) -> None:
 @pytest.mark.parametrize(
     ("ended", "states", "wrong"),
     [
-        ("completed", {"y": "waiting"}, 0),
+        ("completed", {"b": "waiting"}, 0),
         ("completed", {}, 1),
-        ("completed", {"z": "waiting"}, 1),
-        ("completed", {"y": "waiting", "z": "waiting"}, 1),
-        ("dead", {"y": "waiting"}, 0),
+        ("completed", {"c": "waiting"}, 1),
+        ("completed", {"b": "waiting", "c": "waiting"}, 1),
+        ("dead", {"b": "waiting"}, 0),
         ("cancelled", {}, 1),
-        ("gone", {"y": "waiting"}, 0),
+        ("gone", {"b": "waiting"}, 0),
         ("gone", {}, 1),
         ("claimed", {}, 0),
-        ("claimed", {"y": "waiting"}, 1),
-        ("waiting", {"y": "waiting"}, 1),
+        ("claimed", {"b": "waiting"}, 1),
+        ("waiting", {"b": "waiting"}, 1),
     ],
 )
 def test_the_next_of_a_group(ended: str, states: States, wrong: int) -> None:
@@ -207,7 +207,7 @@ KEY = {"key": "k"}
         (KEY, "ready", {"key": "l"}, 0),
         (KEY, "ready", {"group": "k"}, 0),
         ({"key": "l"}, "ready", KEY, 0),
-        (KEY, "ready", {**KEY, "replace": True}, 1),
+        *((KEY, state, {**KEY, "replace": True}, 1) for state in ("ready", "waiting", "blocked")),
         (KEY, "claimed", {**KEY, "replace": True}, 0),
         ({**KEY, "key_ttl": 3.0}, "completed", KEY, 1),
         ({**KEY, "key_ttl": 3.0}, "gone", KEY, 1),
@@ -266,7 +266,14 @@ def test_the_latest_holder_of_a_key_counts() -> None:
 
 @pytest.mark.parametrize(
     ("holder", "ttl", "seconds", "wrong"),
-    [("x", 9.0, 8, 1), ("x", 9.0, 9, 0), ("y", 9.0, 9, 1), ("x", None, 1, 1), ("x", None, 900, 1)],
+    [
+        ("z", 9.0, 9, 1),
+        ("x", 9.0, 8, 1),
+        ("x", 9.0, 9, 0),
+        ("y", 9.0, 9, 1),
+        ("x", None, 1, 1),
+        ("x", None, 900, 1),
+    ],
 )
 def test_a_replacement_holds_the_key_anew(
     holder: str, ttl: float | None, seconds: int, wrong: int
@@ -305,6 +312,7 @@ TTL = {**KEY, "key_ttl": 5.0}
         (TTL, ["x completed", "late", "ask", "answer"], {}, "does not hold the key k"),
         (TTL, ["x completed", "ask", "late", "answer"], {}, ""),
         (TTL, ["ask", "answer", "x completed"], {}, "does not hold the key k"),
+        (TTL, ["ask", "answer", "x completed"], {"wall": WALL}, "does not hold the key k"),
         (TTL, ["x ready", "late", "ask", "answer"], {}, ""),
         (TTL, ["x completed", "late", "ask", "answer"], {"wall": WALL + 15.9}, ""),
         (TTL, ["x completed", "ask", "answer"], {"wall": WALL + 16.1}, "does not hold the key k"),
@@ -332,6 +340,21 @@ def test_who_is_told_to_hold_a_key_holds_it(
     found = [each for each in find(world) if each.startswith("Q27")]
     assert len(found) == bool(problem), found
     assert all(f"x {problem}" in each for each in found)
+
+
+def test_answers_that_name_no_holder_are_true() -> None:
+    """Of a push that added all or some of its messages, and of other calls."""
+    world = QueueHistory()
+    request = push(world, {"x": KEY})
+    commit(world, request, {"x": "ready"})
+    world.respond(request)
+    claim = world.request("claim", limit=5, suspects=False)
+    world.respond(claim, [["x", "C1", 1]])
+    some = push(world, {"y": {}, "z": KEY})
+    commit(world, some, {"y": "ready"})
+    world.respond(some, {"z": "x"})
+    world.respond(push(world, {"w": KEY}), error="Unavailable")
+    assert find(world) == []
 
 
 def test_an_equal_message_may_be_its_own_earlier_copy() -> None:
@@ -363,7 +386,7 @@ def test_only_requests_have_places() -> None:
     places = {**GROUPED, "k": KEY, "l": {}}
     commit(world, push(world, places), {**FIRST, "k": "ready", "l": "ready"})
     world.at += 1
-    for name, state in {"x": "completed", "y": "waiting", "k": "completed"}.items():
+    for name, state in {"x": "completed", "b": "waiting", "k": "completed"}.items():
         world.row(name, state, node="")
     assert find(world) == []
 
