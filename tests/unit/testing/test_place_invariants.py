@@ -267,7 +267,6 @@ def test_the_latest_holder_of_a_key_counts() -> None:
 @pytest.mark.parametrize(
     ("holder", "ttl", "seconds", "wrong"),
     [
-        ("z", 9.0, 9, 1),
         ("x", 9.0, 8, 1),
         ("x", 9.0, 9, 0),
         ("y", 9.0, 9, 1),

@@ -223,6 +223,13 @@ def test_a_run_that_goes_on_has_no_result_yet() -> None:
     check(end(jobs, LATE), "")
 
 
+def test_a_record_of_a_job_without_a_state_is_no_job() -> None:
+    """Its state was never stored, so nothing is due."""
+    jobs = Jobs()
+    jobs.commit(f"{RUN}1", entry("running"))
+    check(end(jobs, LATE), "")
+
+
 def fire(at: float, job: str = "tick", status: str = "running") -> Occurrence:
     """Return the commit of a firing record."""
     key = f"schedule/main/run/{job}/1"
@@ -245,5 +252,6 @@ def fire(at: float, job: str = "tick", status: str = "running") -> Occurrence:
 )
 def test_a_job_is_fired_soon_after_an_outage(fired: list[Occurrence], expected: int) -> None:
     """A firing of this job, not before the end of the outage, and within the bound."""
-    found = check_resumption(fired, "tick", since=30.0, within=5.0)
+    other = Occurrence(31.0, "a", "begin", {"status": "running"})
+    found = check_resumption([other, *fired], "tick", since=30.0, within=5.0)
     assert [each.invariant for each in found] == ["KL1"] * expected
