@@ -223,6 +223,17 @@ def test_a_run_that_goes_on_has_no_result_yet() -> None:
     check(end(jobs, LATE), "")
 
 
+@pytest.mark.parametrize("key", ["schedule/main/leader/tick", "data/job/tick", "n", "role/a/job"])
+def test_other_records_are_not_checked(key: str) -> None:
+    """Whatever they contain."""
+    jobs = Jobs(state(2))
+    jobs.commit(key, {"anything": 1})
+    jobs.note("drop", keys=[key])
+    jobs.note("reply", key=JOB, outcome="Applied")
+    check(end(jobs, LATE), "")
+    check(jobs.find(), "")
+
+
 def test_a_record_of_a_job_without_a_state_is_no_job() -> None:
     """Its state was never stored, so nothing is due."""
     jobs = Jobs()
