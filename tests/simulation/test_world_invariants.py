@@ -80,6 +80,13 @@ def test_a_burial_may_leave_a_tombstone() -> None:
     assert len(check_commits([*gone, commit(3, "C", "A")])) == 1
 
 
+def test_a_first_version_that_is_not_the_first_is_found() -> None:
+    """No other create has won, so it is no second winner."""
+    assert [each.invariant for each in check_commits([commit(2, "A", None)])] == ["C1"]
+    assert [each.invariant for each in check_commits([commit(1, "A", "B")])] == ["C1"]
+    assert [each.invariant for each in check_commits([CHAIN[0], commit(3, "B", None)])] == ["C3"]
+
+
 def test_an_epoch_that_decreases_is_found() -> None:
     """An earlier term must not overwrite a later one."""
     (found,) = check_commits([commit(1, "A", None, epoch=2), commit(2, "B", "A", epoch=1)])
@@ -190,3 +197,33 @@ def test_a_role_taken_from_a_live_owner_is_found() -> None:
     for end in ends:
         assert check_takes([*live, end, take("b.1")]) == []
     assert check_takes([*live, take("a.2"), take("a.2")]) == []
+
+
+def test_roles_are_apart() -> None:
+    """Each has epochs and owners of its own, and only roles have any."""
+
+    def take(key: str, epoch: int, owner: str | None) -> Occurrence:
+        return occurrence("commit", key=key, value={"epoch": epoch, "owner": owner})
+
+    history = [take("role/f/w", 2, "a.1"), take("role/f/v", 1, "b.1"), take("role/f/v", 2, "b.1")]
+    others = [
+        occurrence("commit", key="n/1", value={"x": 1}),
+        occurrence("read", key="role/f/w"),
+        take("role/f/w", 3, None),
+    ]
+    assert check_roles([*history, *others]) == []
+    again = [*history, *others, take("role/f/w", 2, "a.1"), take("role/f/w", 2, "a.1")]
+    assert [each.invariant for each in check_roles(again)] == ["E1", "E1"]
+    assert check_takes(history) == []
+
+
+def test_a_role_that_was_overwritten_has_no_owner() -> None:
+    """Nobody is robbed of it; a session with its name was never ended."""
+    key = "role/f/w"
+    live = occurrence("commit", key="session/a.1", value={"state": "live"})
+    owned, taken = (occurrence("commit", key=key, value={"owner": f"{it}.1"}) for it in "ab")
+    for value in ("text", None, {"owner": None}, {}):
+        history = [live, owned, occurrence("commit", key=key, value=value), taken]
+        assert check_takes(history) == []
+    assert [each.invariant for each in check_takes([live, owned, taken])] == ["EL4"]
+    assert check_takes([live, owned, occurrence("commit", key="role/g/w", value=None), live]) == []

@@ -1,6 +1,7 @@
 """Tests of handlers without a queue, and of what a program has enqueued."""
 
 import datetime as dt
+from typing import Any
 
 import pytest
 
@@ -56,3 +57,34 @@ async def test_what_was_enqueued_is_found_by_some_of_its_arguments() -> None:
             await assert_enqueued(run, n=3)
         with pytest.raises(Invalid, match="nn is not a parameter"):
             await assert_enqueued(run, nn=3)
+
+
+def test_a_context_has_the_facts_that_it_was_given() -> None:
+    """Each of them, and a default for each; two contexts record apart."""
+    facts: dict[str, Any] = {"id": "m", "attempt": 2, "max_attempts": 3, "worker_id": "w"}
+    for build in (context, blocking_context):
+        given, plain = build(**facts, timeout=9.0), build()
+        assert {name: getattr(given, name) for name in facts} == facts
+        assert (plain.id, plain.attempt, plain.max_attempts) == ("message-1", 1, 4)
+        assert plain.worker_id == "test"
+        assert plain.deadline is None
+        assert given.deadline is not None
+        assert (plain.reports, plain.extensions, plain.verdicts) == ([], [], [])
+
+
+async def test_only_some_of_many_calls_are_listed() -> None:
+    """With their number; a task that was never called has none."""
+    queue = QueuePlugin("tasks")
+
+    @queue.task
+    async def run(n: int) -> None:
+        del n
+
+    async with Database("memory://listed", plugins=[queue]):
+        queue.pause()
+        with pytest.raises(AssertionError, match=r"there are 0: none$"):
+            await assert_enqueued(run)
+        for number in range(7):
+            await run.enqueue(number)
+        with pytest.raises(AssertionError, match=r"there are 7: (\{'n': \d\}(, )?){5}$"):
+            await assert_enqueued(run, n=9)
