@@ -227,3 +227,17 @@ def test_a_role_that_was_overwritten_has_no_owner() -> None:
         assert check_takes(history) == []
     assert [each.invariant for each in check_takes([live, owned, taken])] == ["EL4"]
     assert check_takes([live, owned, occurrence("commit", key="role/g/w", value=None), live]) == []
+
+
+def test_a_burial_is_no_drop() -> None:
+    """It removes tombstones of its prefix; what was created before does not come back by itself."""
+    gone = [commit(1, "A", None), commit(2, "X", "A", deleted=True)]
+    elsewhere = occurrence("bury", prefix="m/", count=1)
+    again = commit(1, "B", None)
+    assert check_commits([*gone, BURY, again]) == []
+    assert [each.invariant for each in check_commits([*gone, elsewhere, again])] == ["C3"]
+    assert [each.invariant for each in check_commits([*gone, BURY, gone[0]])] == ["C2"]
+    assert {each.invariant for each in check_commits([*CHAIN, CHAIN[0]])} == {"C2", "C3"}
+    conflicted = reply("A", None, "Conflicted")
+    assert len(check_replies([*gone, BURY, conflicted])) == 1
+    assert check_replies([*gone, DROP, conflicted]) == []
