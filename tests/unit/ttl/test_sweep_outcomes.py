@@ -76,7 +76,7 @@ class Stage:
         """Return what was told about each record that was dealt with."""
         fields = ("record_id", "on_expire", "expired_at", "is_kept")
         told = [each for each in self.told if each.name == "plg:ttl:record-expired"]
-        return sorted(tuple(each[field] for field in fields) for each in told)  # type: ignore[misc]
+        return sorted(tuple(each[field] for field in fields) for each in told)
 
     def errors(self) -> list[tuple[str | None, str]]:
         """Return what was told about each record that could not be dealt with."""
@@ -85,7 +85,7 @@ class Stage:
 
 
 def _id_of(change: Change) -> str:
-    key = change.base.key if change.base is not None else change.key  # type: ignore[union-attr]
+    key = change.base.key if change.base is not None else change.key
     return key.rpartition("/")[2].replace("!20", " ")
 
 
