@@ -1,5 +1,6 @@
 """What is said of the tasks of a fleet, by its assignment, its nodes and its sessions."""
 
+import itertools
 from datetime import date
 from typing import Any
 
@@ -8,14 +9,22 @@ import pytest
 from chance import FakeClock
 
 from jobsync.components import Components
-from jobsync.core.assignment import NodeRef, Plan, token_maker
+from jobsync.core.assignment import (
+    Assignment,
+    Exceptions,
+    Exempt,
+    NodeRef,
+    Plan,
+    pack_move,
+    token_maker,
+)
 from jobsync.core.clock import Wall
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
-from jobsync.status.jobs import FleetStatus, NodeStatus, PinStatus, TaskStatus
+from jobsync.status.jobs import FleetStatus, NodeStatus, PinStatus, ShareStatus, TaskStatus
 from jobsync.status.sessions import ClusterStatus, RoleStatus, SessionStatus
 from jobsync.status.why import explain
 from jobsync.stores.memory import MemoryStore
@@ -200,6 +209,88 @@ async def test_a_task_moves_as_its_token_does_unless_it_has_left_it(names: str) 
             target = moving.get(token_of(task))
         assert status.moving_to == target
         assert not (status.owner and status.moving_to)
+
+
+def name_tasks() -> dict[int, list[str]]:
+    """Return three tasks of each token."""
+    names = [f"t{number}" for number in range(200)]
+    return {
+        token: [name for name in names if token_of(name) == token][:3] for token in range(TOTAL)
+    }
+
+
+@pytest.mark.parametrize("listed", ["ab", "bc", "cb", "ac", "cab", "bca", "abc"])
+@pytest.mark.parametrize(("giver", "taker"), [*itertools.permutations("abc", 2)])
+async def test_each_list_of_nodes_has_its_own_numbers(listed: str, giver: str, taker: str) -> None:
+    """A task that has left its token moves between the nodes that its own document lists.
+
+    The assignment lists a, b and c. Two of c's four tokens move to a, and tasks of b's two tokens
+    rest at one node or move to another, which stand in the other document in another order.
+    """
+    if not {giver, taker} <= {*listed}:
+        listed = taker + giver
+    tasks = name_tasks()
+    (moved, rests, follows), (lost, *_) = tasks[0], tasks[1]
+    own = {name: place for place, name in enumerate(listed, 1)}
+    exempt = [
+        Exempt(moved, 0, own[giver], own[taker], 7),
+        Exempt(rests, 0, own[taker]),
+        Exempt(lost, 1, own[giver], 0, 7),
+    ]
+    assignment = Assignment(
+        9,
+        TOTAL,
+        nodes=tuple(NODES.values()),
+        starts=(0, 2),
+        holders=(2, 3),
+        moves=(pack_move(3, 1, 8, [2, 5]),),
+        exceptions="9-x",
+    )
+    listed_nodes = tuple(NODES[name] for name in listed)
+    plan = Plan(assignment, Exceptions(listed_nodes, tuple(sorted(exempt, key=lambda e: e.task))))
+    nodes = [node(name) for name in "abc"]
+    shown: dict[str, tuple[str | None, str | None]] = {}
+    for name in (moved, rests, follows, lost, tasks[2][0], tasks[3][0]):
+        status = await read_task(name, plan, nodes, [])
+        assert (status.task_id, status.token) == (name, token_of(name))
+        shown[name] = (status.owner, status.moving_to)
+    assert shown == {
+        moved: (None, taker),
+        rests: (taker, None),
+        follows: ("b", None),
+        lost: (None, None),
+        tasks[2][0]: (None, "a"),
+        tasks[3][0]: ("c", None),
+    }
+    fleet = open_fleet(plan, nodes)
+    assert fleet.number == 9
+    assert fleet.shares() == [
+        ShareStatus(
+            node=name,
+            tokens={"a": 0, "b": 2, "c": 2}[name],
+            incoming=2 if name == "a" else 0,
+            outgoing=2 if name == "c" else 0,
+            pinned=int(name == taker),
+        )
+        for name in "abc"
+    ]
+    assert [each.tokens for each in fleet.nodes()] == [0, 2, 2]
+
+
+@pytest.mark.parametrize("members", ["a", "b", "ab"])
+async def test_a_pin_is_in_force_by_the_nodes_of_the_assignment(members: str) -> None:
+    """Those that have left, or are about to join, satisfy no pattern; the next one counts."""
+    fleet = open_fleet(plan_of(*members), [node(name) for name in "abc"])
+    for creator, patterns in (("a", ("c", "b", "a")), ("b", ("c%", "%"))):
+        token = token_of("t")
+        pins = [Pin(task="t", token=token, patterns=patterns, created_by=creator)]
+        await fleet._pin_store.add(creator, pins)
+    found = {pin.created_by: pin.in_force for pin in await fleet.pins()}
+    assert found == {"a": "b" if "b" in members else "a", "b": "%"}
+    assert len((await fleet.task("t", DAY)).pins) == 2
+    # Of the same token.
+    other = name_tasks()[token_of("t")][0]
+    assert (await fleet.task(other, DAY)).pins == []
 
 
 @pytest.mark.parametrize(
