@@ -104,6 +104,35 @@ async def test_records_are_listed_in_the_order_of_expiry(database: Database) -> 
     assert [each.expires_at for each in await status.next("sessions", 1)] == [NOW + 2]
 
 
+async def test_records_that_expire_at_once_are_listed_by_resource_then_by_id(
+    database: Database,
+) -> None:
+    """In the same order each time, whatever the order in which they were written."""
+    for resource in ("b", "a", "c"):
+        records = await database.define_resource(resource, rules=[AT_FIELD])
+        for name, offset in (("z", -5), ("x", -5), ("y", 5), ("w", 5)):
+            await records.insert({"id": f"{name}{resource}", "expires_at": NOW + offset})
+    status = await read(database)
+    for found, ids in ((await status.due(None, 99), "xz"), (await status.next(None, 99), "wy")):
+        expected = [(resource, f"{name}{resource}") for resource in "abc" for name in ids]
+        assert [(each.resource, each.id) for each in found] == expected
+
+
+async def test_a_resource_that_is_not_known_is_refused_with_the_one_that_was_meant(
+    database: Database,
+) -> None:
+    """The error lists the others too, in order."""
+    for resource in ("tokens", "sessions"):
+        await add(database, resource, 5)
+    status = await read(database)
+    for name, hint in (("session", "Did you mean sessions?"), ("tokns", "Did you mean tokens?")):
+        with pytest.raises(NotFound) as caught:
+            status.choose(name)
+        assert hint in str(caught.value)
+    with pytest.raises(NotFound, match="Known: sessions, tokens"):
+        status.choose("qqq")
+
+
 async def test_a_long_backlog_is_not_counted_to_its_end(database: Database) -> None:
     """The count is a bound then, and says so."""
     await add(database, "sessions", *range(-MAX_COUNTED - 5, 0), 10)
@@ -131,6 +160,10 @@ async def test_only_names_of_entries_are_read(database: Database) -> None:
         (ExpiryRule(), "at expires_at, then deleted"),
         (ExpiryRule(ttl=3600), "1 h after _created_at, then deleted"),
         (ExpiryRule(ttl=90), "90 s after _created_at, then deleted"),
+        (ExpiryRule(ttl=1234.5), "1,234.5 s after _created_at, then deleted"),
+        (ExpiryRule(ttl=90 * 60), "90 min after _created_at, then deleted"),
+        (ExpiryRule(ttl=36 * 3600), "36 h after _created_at, then deleted"),
+        (ExpiryRule(ttl=1000 * 86_400), "1,000 d after _created_at, then deleted"),
         (ExpiryRule(ttl=0.5), "0.5 s after _created_at, then deleted"),
         (
             ExpiryRule(ttl=30 * 86_400, field="seen", on_expire="soft-delete", delete_field="gone"),
