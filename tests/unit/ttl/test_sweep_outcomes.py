@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 
 from jobsync import Database, Event, Invalid, Resource, TTLPlugin
-from jobsync.stores.contract import Change, Outcome, Unknown
+from jobsync.stores.contract import Change, Delete, Outcome, Put, Unknown
 
 CALM: dict[str, Any] = {
     "heartbeat_interval": 10.0,
@@ -62,10 +62,14 @@ class Stage:
 
         with monkeypatch.context() as patched:
             patched.setattr(self.notes.records, "write", write_by_fate)
-            self.told.clear()
-            self.database.events.on("plg:ttl:*", self.told.append)
-            self.database.events.on("resource:*", self.told.append)
+            self.listen()
             return await self.ttl.run_cleanup()
+
+    def listen(self) -> None:
+        """Note what is told from now on."""
+        self.told.clear()
+        self.database.events.on("plg:ttl:*", self.told.append)
+        self.database.events.on("resource:*", self.told.append)
 
     def ids(self, name: str, *, but: str = "") -> list[str]:
         """Return the ids in the events of a name about the resource."""
@@ -176,3 +180,53 @@ async def test_what_a_callback_keeps_is_told_and_its_fate_is_that_of_the_others(
     assert stage.ids("resource:deleted", but="removed") == deleted
     left = await stage.notes.list_ids()
     assert sorted(left) == sorted({*order} - {*deleted, "removed"})
+
+
+@pytest.mark.parametrize("step", ["copy", "delete"])
+@pytest.mark.parametrize("order", ORDERS)
+async def test_a_move_is_counted_if_this_sweep_has_completed_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, step: str, order: Sequence[str]
+) -> None:
+    """Not if another process has, and not if nobody knows; the next sweep completes the rest."""
+    await stage.open(ARCHIVE)
+    at = {name: 100.0 + place for place, name in enumerate(order)}
+    await stage.notes.insert_many([{"id": name, "at": at[name]} for name in order])
+    old = stage.database.resources["old"]
+    source, target = stage.notes.records.write, old.records.write
+    others = {"removed", "renewed"} if step == "delete" else set[str]()
+
+    async def write(changes: Sequence[Change]) -> list[Outcome]:
+        if not all(isinstance(each, Delete) for each in changes):
+            return await source(changes)
+        # Another process completes these in this moment.
+        await source([each for each in changes if _id_of(each) in others])
+        return await write_but(source, changes, [_id_of(each) for each in changes])
+
+    async def write_copies(changes: Sequence[Change]) -> list[Outcome]:
+        ids = [str(each.value["original_id"]) for each in changes if isinstance(each, Put)]
+        return await write_but(target, changes, ids)
+
+    async def write_but(real: Any, changes: Sequence[Change], ids: list[str]) -> list[Outcome]:
+        kept = [each for each, name in zip(changes, ids, strict=True) if name != "unknown"]
+        done = iter(await real(kept))
+        return [Unknown("no reply") if name == "unknown" else next(done) for name in ids]
+
+    with monkeypatch.context() as patched:
+        if step == "delete":
+            patched.setattr(stage.notes.records, "write", write)
+        else:
+            patched.setattr(old.records, "write", write_copies)
+        stage.listen()
+        result = await stage.ttl.run_cleanup()
+    moved = sorted({*order} - others - {"unknown"})
+    expected = {**dict.fromkeys(COUNTS, 0), "archived": len(moved), "expired": len(moved)}
+    assert {name: getattr(result, name) for name in COUNTS} == {**expected, "errors": 1}
+    assert stage.expired() == [(name, "archive", at[name], False) for name in moved]
+    assert stage.errors() == [("unknown", "its move is not complete")]
+    assert stage.ids("resource:deleted") == moved
+    assert await stage.notes.count() <= 1
+    rest = await stage.ttl.run_cleanup()
+    assert (rest.archived, rest.errors) == (1, 0)
+    assert stage.expired()[-1:] == [("unknown", "archive", at["unknown"], False)]
+    assert await stage.notes.count() == 0
+    assert sorted((each.original_id, each.at) for each in await old.list()) == sorted(at.items())
