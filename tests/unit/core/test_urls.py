@@ -179,6 +179,9 @@ def test_a_socket_is_a_host() -> None:
         ("postgresql://h/d?port=655350", "port of 1 to 65535"),
         ("postgresql://h/d?port=655350000", "port of 1 to 65535"),
         ("postgresql://h/d?port=0", "port of 1 to 65535"),
+        ("postgresql://h/d?port=%D9%A3", "port of 1 to 65535"),
+        ("postgresql://h/d?port=" + "9" * 5000, "port of 1 to 65535"),
+        ("postgresql://h/d?port=%2B80", "port of 1 to 65535"),
         ("postgresql://h/d?port=x", "port of 1 to 65535"),
         ("postgresql://h:port/d", "host:port"),
         ("postgresql://a,b/d", "host"),
@@ -431,6 +434,31 @@ def test_a_url_without_slashes_and_secrets_is_shown() -> None:
 def test_redact_hides_what_may_be_secret(text: str, shown: str) -> None:
     """Credentials and unknown query values are hidden, the place is shown."""
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("application_name", "connect_timeout", "dbname", "host", "hostaddr", "port", "prefix"),
+        *("region", "schema", "sslmode", "target_session_attrs", "tls"),
+    ],
+)
+def test_parameters_that_hold_no_secret_are_shown(name: str) -> None:
+    """Without them nobody could tell two places apart. Those with similar names are hidden."""
+    assert redact(f"any://h/d?{name}=x&user=u") == f"any://h/d?{name}=x&user=***"
+    assert redact(f"any://h/d?{name}s=x&{name.upper()}=y") == (
+        f"any://h/d?{name}s=***&{name.upper()}=***"
+    )
+
+
+def test_the_parts_of_a_url_show_no_secret() -> None:
+    """In a log or an error they look as the redacted URL does."""
+    text = "any://u:hunter2@h:1/p?password=hunter3"
+    parts = url_parts.split_url(text, text.partition("://")[2])
+    assert (parts.user, parts.password) == ("u", "hunter2")
+    for shown in (repr(parts), str(parts), f"{[parts]}"):
+        assert "any://***@h:1/p?password=***" in shown
+        assert "hunter" not in shown
 
 
 @given(st.text(alphabet="ab:/@?#&=%[]., *", max_size=30))

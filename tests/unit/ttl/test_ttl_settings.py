@@ -4,6 +4,7 @@ import enum
 import math
 from collections.abc import Iterator
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -37,7 +38,8 @@ def test_a_list_of_names_means_the_defaults() -> None:
     plain = ExpiryOptions(resource="sessions", default_ttl=60.0)
     assert plain.on_expire == "hard-delete"
     spellings: list[Any] = [["sessions"], ("sessions",), {"sessions": {}}, {"sessions": None}]
-    spellings += [{"sessions"}, frozenset(["sessions"])]
+    spellings += [{"sessions"}, frozenset(["sessions"]), MappingProxyType({"sessions": {}})]
+    spellings += [{"sessions": MappingProxyType({})}]
     # An option of None is left out.
     names = ("ttl", "field", "on_expire", "delete_field", "archive_resource")
     unset = dict.fromkeys((*names, "keep_original_id", "callback"))
@@ -101,7 +103,8 @@ def test_names_may_be_members_of_an_enum() -> None:
     archived = {"field": Name.AT, "on_expire": "archive", "archive_resource": Name.OLD}
     marked = {"field": "at", "on_expire": "soft-delete", "delete_field": Name.GONE}
     parsed = parse({Name.ORDERS: archived, "sessions": marked})
-    assert [*parsed] == ["orders", "sessions"]
+    assert [(type(name), name) for name in parsed] == [(str, "orders"), (str, "sessions")]
+    assert [each.resource for each in parsed.values()] == ["orders", "sessions"]
     kept = [parsed["orders"].field, parsed["orders"].archive_resource]
     kept.append(parsed["sessions"].delete_field)
     assert [(type(text), text) for text in kept] == [(str, "at"), (str, "old"), (str, "gone")]
