@@ -61,7 +61,9 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("cold_start_observation_window", "cold_start_preparation_delay"):
             check_duration(field, getattr(self, field), least=0.0)
-        check_duration("coordinator_work_interval", self.coordinator_work_interval)
+        # Before `Timing`, which would name the one that follows from the other.
+        for field in ("coordinator_work_interval", "heartbeat_interval", "worker_timeout"):
+            check_duration(field, getattr(self, field))
         if self.max_epoch_duration > _MAX_EPOCH:
             seconds = self.max_epoch_duration / 1000
             problem = f"must be a number of seconds, at most {_MAX_EPOCH:g}"

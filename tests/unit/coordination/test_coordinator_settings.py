@@ -49,6 +49,25 @@ def test_what_was_passed_counts_on_every_store(store: type[MemoryStore]) -> None
         assert (chosen.min_epoch_duration, chosen.max_epoch_duration) == (delay, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *(("cold_start_observation_window", wrong) for wrong in (-0.1, 3600.1, 5000)),
+        *(("cold_start_preparation_delay", wrong) for wrong in (-0.1, 3600.1, 5000)),
+        *(("coordinator_work_interval", wrong) for wrong in (-0.1, 0.0, 3600.1, 5000)),
+        *(("heartbeat_interval", wrong) for wrong in (-0.1, 0.0, 3600.1, 5000)),
+        *(("worker_timeout", wrong) for wrong in (-0.1, 0.0, 3600.1, 15_000)),
+    ],
+)
+def test_each_duration_is_checked_though_no_other_was_passed(field: str, wrong: float) -> None:
+    """Found: a timeout of 0 was refused as a wrong heartbeat, which nobody had passed."""
+    with pytest.raises(Invalid, match="must be a number of seconds") as caught:
+        CoordinatorSettings(**{field: wrong})  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == (field, wrong)
+    hour = {"heartbeat_interval": 1200.0}.get(field, 3600.0)
+    assert getattr(CoordinatorSettings(**{field: hour}), field) == hour  # type: ignore[arg-type]
+
+
 def test_a_mandate_in_milliseconds_is_refused() -> None:
     """The error has the number of seconds that was meant."""
     with pytest.raises(Invalid, match=r"max_epoch_duration must be .* seconds.* mean 300\?"):

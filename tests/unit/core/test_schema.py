@@ -75,6 +75,22 @@ def test_a_dictionary_describes_an_object() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["string", "uuid", "email", "url", "date", "datetime"])
+def test_an_id_is_any_kind_of_text(kind: str) -> None:
+    """At the first level; further in, the name means nothing."""
+    assert parse({"id": f"{kind}|required"})["id"].kind == kind
+    assert parse({"x": {"id": "number"}})["x"].fields == {"id": Field(kind="number")}
+
+
+def test_a_field_has_a_name_of_up_to_200_characters() -> None:
+    """Dollars and underscores may be within it, not at its begin."""
+    for name in ("n" * 200, "a_b", "a$b", "a b", "ä"):
+        assert parse({name: "string"}) == {name: Field(kind="string")}
+    for name in ("n" * 201, "$b", "_b", "$$typ"):
+        with pytest.raises(Invalid, match=r"must .*have field names"):
+            parse({name: "string"})
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
@@ -114,6 +130,11 @@ def test_a_dictionary_describes_an_object() -> None:
         ({"x": "number|default:x"}, "default must be a number, not 'x'"),
         ({"x": "json|default:{"}, "default must be JSON, not '{'"),
         ({"x": "string|min:3|default:ab"}, "wrong default: it must have at least 3 characters"),
+        (
+            {"x": {"$$type": "object|min:1", "y": "string"}},
+            r"attributes\.x\.\$\$type .*min does not",
+        ),
+        ({"x": {"$$type": 'object|default:{"y":1}', "y": "string"}}, "x has a wrong default"),
         ({"x": "number|min:3|max:2"}, "must not have a min above its max"),
         ({"x": 5}, r"attributes.x must be a dictionary \(got 5\)"),
         ({"x": {"$$type": "string"}}, "must be an object, because it has fields"),

@@ -121,6 +121,14 @@ def test_absence_is_a_version_like_any_other() -> None:
     assert watch.has_expired(TIMING.timeout)
 
 
+@pytest.mark.parametrize("gap", [0.1, 9.9, 10])
+def test_two_heartbeats_without_a_read_are_no_gap(gap: float) -> None:
+    """One that is lost costs nothing: what was seen before it counts."""
+    watch = Watch("a", Mono(0), Mono(0)).observe("a", Mono(gap), TIMING)
+    assert watch == Watch("a", Mono(0), Mono(gap))
+    assert watch.observe("a", Mono(gap + 9), TIMING).has_expired(gap + 9)
+
+
 @pytest.mark.parametrize("outage", [10.1, 12, 14.9, 15, 20, 600])
 @pytest.mark.parametrize("before", [0, 4, 14])
 def test_an_observer_that_was_blind_starts_again(before: float, outage: float) -> None:
