@@ -13,7 +13,6 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.core.assignment import (
-    HASH_FUNCTIONS,
     NOBODY,
     NodeRef,
     Ownership,
@@ -23,7 +22,7 @@ from jobsync.core.assignment import (
     tokens_of,
 )
 from jobsync.core.pins import Pin, pattern_in_force
-from jobsync.errors import Corrupt, NotFound
+from jobsync.errors import NotFound
 from jobsync.jobs.coordination_config import default_reclaim_delay
 from jobsync.jobs.fleet_settings import read_shared_settings
 from jobsync.jobs.foreign_claims import Claim, read_claim, scan_claims
@@ -265,8 +264,6 @@ async def read_fleet_status(store: Store, components: Components, fleet: str) ->
     if record is None:
         raise NotFound("fleet that shares tasks as", fleet)
     settings = read_shared_settings(record)
-    if settings.hash_function not in HASH_FUNCTIONS:
-        raise Corrupt(record.key, f"{settings.hash_function!r} is not a hash function")
     total = settings.total_tokens
     token_of = token_maker(total, settings.hash_function)
     cluster = await read_cluster_status(store, components)

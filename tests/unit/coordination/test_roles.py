@@ -5,10 +5,17 @@ import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, CoordinatorSettings, Events
-from jobsync.coordination.role import CHECK_FRACTION, ColdStart, Role, read_role
+from jobsync.coordination.role import (
+    CHECK_FRACTION,
+    ColdStart,
+    Role,
+    name_role,
+    read_role,
+    worker_of,
+)
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, NewerFormat
+from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.stores.contract import Record
 from jobsync.stores.memory import MemoryStore
 
@@ -35,6 +42,38 @@ def test_it_remembers_the_latest_eight_terms_in_order() -> None:
         assert [term.ended - term.since for term in role.past] == [0.5] * len(found)
         assert (role.owner, role.former, role.epoch) == (None, f"worker-{epoch}.a", epoch)
         assert (role.since, role.successor) == (NOW + epoch + 0.5, None)
+
+
+def test_a_released_role_keeps_what_its_owner_has_not_changed() -> None:
+    """It names the successor that was chosen now, not an earlier one, and who had it last."""
+    role = make("w.a", epoch=3, timeout=7.0, active=("w", "v"), successor="u.1", former="u.0")
+    for chosen in (None, "v.1"):
+        left = role.without_owner("handed over", NOW + 5, chosen)
+        assert left == msgspec.structs.replace(
+            role, owner=None, successor=chosen, former="w.a", since=NOW + 5, past=left.past
+        )
+        (term,) = left.past
+        assert (term.epoch, term.worker, term.why) == (3, "w", "handed over")
+        assert (term.since, term.ended) == (NOW, NOW + 5)
+
+
+@pytest.mark.parametrize("worker", ["w", "w.1", "host.example.org", "a..b"])
+def test_a_worker_may_have_dots_in_its_name(worker: str) -> None:
+    """Its session adds one part."""
+    assert worker_of(f"{worker}.x7") == worker
+    role = make(f"{worker}.a")
+    assert role.why_free_to(f"{worker}.b") == "session lost"
+    assert role.why_free_to("w.a.b") == "died"
+
+
+def test_a_role_has_a_name_that_is_legal_in_keys() -> None:
+    """Of its namespace and its work, which may contain anything; the wrong one is named."""
+    assert name_role("default", "jobs") == "default/jobs"
+    assert name_role("a/b", "c d") == "a.Fb/c!20d"
+    for place, names in (("namespace", ("", "x")), ("work", ("x", ""))):
+        with pytest.raises(Invalid) as caught:
+            name_role(*names)
+        assert caught.value.field == place
 
 
 @pytest.mark.parametrize(
@@ -110,9 +149,9 @@ def test_a_cold_start_prepares_from_the_election_on(seen_at: float, *, must_prep
     """For the whole delay, however long it took until then; each phase is told, with its time."""
     clock = FakeClock()
     components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
-    told: list[tuple[str, float]] = []
+    told: list[tuple[str, float, str]] = []
     components.events.on(
-        "coord:cold-start-phase-changed", lambda e: told.append((e.phase, e.duration))
+        "coord:cold-start-phase-changed", lambda e: told.append((e.phase, e.duration, e.role))
     )
     settings = CoordinatorSettings(
         cold_start_observation_window=3.0, cold_start_preparation_delay=2.0
@@ -135,7 +174,27 @@ def test_a_cold_start_prepares_from_the_election_on(seen_at: float, *, must_prep
         start.on_leader_seen(must_prepare=True)
     assert (start.phase, start.next_change, start.may_elect()) == ("ready", None, True)
     ready_at = seen_at + (2.0 if must_prepare else 0.0)
-    assert told == [
+    expected = [
         ("observing", 0.0),
-        *(("electing", seen_at), ("preparing", seen_at), ("ready", ready_at)),
+        ("electing", seen_at),
+        ("preparing", seen_at),
+        ("ready", ready_at),
     ]
+    assert told == [(*each, "default/work") for each in expected]
+
+
+def test_a_cold_start_that_is_skipped_is_ready_at_once() -> None:
+    """Whatever the waits are; nothing changes it any more."""
+    components = Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+    told: list[str] = []
+    components.events.on("coord:cold-start-phase-changed", lambda e: told.append(e.phase))
+    settings = CoordinatorSettings(
+        cold_start_observation_window=3.0, cold_start_preparation_delay=2.0, skip_cold_start=True
+    )
+    timing = Timing(heartbeat=BEAT, timeout=TIMEOUT)
+    options = settings.for_store(MemoryStore(components=components), timing)
+    start = ColdStart(components, options, "default/work")
+    for _ in range(2):
+        assert (start.is_ready, start.next_change, start.may_elect()) == (True, None, True)
+        start.on_leader_seen(must_prepare=True)
+    assert told == ["ready"]

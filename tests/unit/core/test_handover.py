@@ -461,6 +461,31 @@ def test_a_task_that_leaves_a_moving_token_waits_for_the_same_number() -> None:
         assert not done.assignment.moves
 
 
+def test_a_task_whose_pin_was_cleared_is_given_up_by_its_own_number() -> None:
+    """Its token was revoked earlier: who has applied that number may still use the task."""
+    total = 1
+    pins = (pin("u", total, "b"), pin("v", total, "b"))
+    plan = rest(Plan.empty(total), [A], (pin("t", total, "a"),))
+    assert owned_by(plan.assignment, A.incarnation) == {0}
+    both = assign(plan, [A, B], pins=(pin("t", total, "a"), *pins), acks=acks(plan))
+    revoked = both.assignment.number
+    assert both.seen_by(A.incarnation).covers("t", 0)
+    cleared = assign(both, [A, B], pins=pins)
+    assert cleared.assignment.number == revoked + 1
+    users = {}
+    for number in (revoked - 1, revoked, revoked + 1):
+        after = assign(cleared, [A, B], pins=pins, acks={A.incarnation: number})
+        users[number - revoked] = [
+            [each.name for each in (A, B) if after.seen_by(each.incarnation).covers(task, 0)]
+            for task in ("t", "u", "other")
+        ]
+    assert users == {
+        -1: [[], [], []],
+        0: [[], ["b"], ["b"]],
+        1: [["b"], ["b"], ["b"]],
+    }
+
+
 def test_a_cleared_pin_returns_its_task_to_its_token() -> None:
     """No exception is left behind, and an empty document has no name."""
     pins = (Pin(task="x", token=3, patterns=("c",)),)
