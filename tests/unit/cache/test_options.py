@@ -82,3 +82,11 @@ def test_options_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("JOBSYNC_CACHE_TTL", "-5")
     with pytest.raises(Misconfigured, match="JOBSYNC_CACHE_TTL must be more than 0"):
         CachePlugin()
+
+
+def test_a_cache_that_was_never_started_is_empty() -> None:
+    """It can be cleared and asked all the same."""
+    cache = CachePlugin()
+    cache.clear()
+    cache.clear("tasks")
+    assert (cache.stats().hits, cache.stats().misses, cache.stats().size) == (0, 0, 0)

@@ -230,3 +230,21 @@ async def test_a_move_is_counted_if_this_sweep_has_completed_it(
     assert stage.expired()[-1:] == [("unknown", "archive", at["unknown"], False)]
     assert await stage.notes.count() == 0
     assert sorted((each.original_id, each.at) for each in await old.list()) == sorted(at.items())
+
+
+@pytest.mark.parametrize("attributes", [None, {"expires_at": "number"}])
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_resource_is_awaited_until_it_says_by_what_its_records_expire(
+    stage: Stage, attributes: dict[str, Any] | None, *, exists: bool
+) -> None:
+    """One that exists and that nobody has described is reported as one that does not exist."""
+    stage.ttl = TTLPlugin(resources=["notes"], **CALM)
+    await stage.database.use_plugin(stage.ttl)
+    await until(lambda: stage.ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    if exists:
+        await stage.database.create_resource("notes", attributes)
+    stage.listen()
+    for _ in range(3):
+        await stage.ttl.run_cleanup()
+    awaited = [each["resource"] for each in stage.told if each.name == "plg:ttl:resource-missing"]
+    assert awaited == ([] if exists and attributes else ["notes"])
