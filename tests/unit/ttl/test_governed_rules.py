@@ -148,10 +148,7 @@ def test_the_schemas_of_all_resources_are_checked() -> None:
 def test_an_archive_is_checked_though_its_resource_may_come_later(*, exists: bool) -> None:
     """Else its records could not be archived on the day that they expire."""
     strict = Schema(fields=parse({"user": "string"}), strict=True)
-    schemas = {
-        "old": strict,
-        **({"orders": Schema(fields=parse({"at": "number"}))} if exists else {}),
-    }
+    orders = {"orders": Schema(fields=parse({"at": "number"}))} if exists else {}
     rules = make_rules({"orders": archive_to("old")}, schemas={"old": strict, **orders})
     with pytest.raises(Invalid, match=r"resources\.orders\.archive_resource.*has no"):
         rules.check_all()
