@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jobsync import Invalid, QueuePlugin
-from jobsync.queue.usage import RequestCounts
+from jobsync.queue.usage import RequestCounts, estimate_usage
 
 QUEUE = QueuePlugin(resource="tasks")
 
@@ -143,3 +143,87 @@ def test_each_part_of_an_estimate_has_its_requests(
             assert getattr(part, kind) == pytest.approx(expected), (name, kind)
             total = sum(getattr(getattr(found, each), kind) for each in parts)
             assert getattr(found.total, kind) == pytest.approx(total)
+
+
+PLAIN: dict[str, float] = {
+    "messages_per_day": 0,
+    "messages_per_page": 1,
+    "seconds_per_page": 0,
+    "heartbeat": 30.0,
+    "visibility": 30.0,
+    "days": 1,
+}
+BEATS: list[tuple[int, float, RequestCounts]] = [
+    (1, 10, RequestCounts(puts=8_640 + 288, gets=1_065.6, lists=9_072)),
+    (1, 60, RequestCounts(puts=1_440 + 288, gets=1_065.6, lists=1_512)),
+    (3, 10, RequestCounts(puts=3 * 8_640 + 288, gets=1_065.6 + 2 * 9_072, lists=9_072)),
+]
+
+
+@pytest.mark.parametrize(("workers", "heartbeat", "sessions"), BEATS)
+def test_sessions_cost_by_their_heartbeat(
+    workers: int, heartbeat: float, sessions: RequestCounts
+) -> None:
+    """Which is that of the queue's own coordination; the visibility timeout has no part in it."""
+    for visibility in (30.0, 300.0):
+        options: Any = {**PLAIN, "heartbeat": heartbeat, "visibility": visibility}
+        found = estimate_usage(workers=workers, **options).sessions
+        assert (found.puts, found.gets, found.lists) == pytest.approx(
+            (sessions.puts, sessions.gets, sessions.lists)
+        )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "visibility", "renewals"),
+    [(9, 30, 0), (10, 30, 1), (19, 30, 1), (20, 30, 2), (19, 60, 0), (20, 60, 1), (100, 3, 100)],
+)
+def test_a_page_is_renewed_each_third_of_the_visibility_timeout(
+    seconds: float, visibility: float, renewals: int
+) -> None:
+    """While its messages are handled; three writes and three reads come with each page besides."""
+    options: Any = {**PLAIN, "messages_per_day": 50, "messages_per_page": 5, "heartbeat": 7.0}
+    options |= {"seconds_per_page": seconds, "visibility": visibility}
+    found = estimate_usage(workers=1, **options).pages
+    assert (found.puts, found.gets, found.lists) == (10 * (3 + renewals), 30, 0)
+
+
+@pytest.mark.parametrize("visibility", [30.0, 90.0])
+@pytest.mark.parametrize("seconds", [0.0, 864.0, 8_640.0, 86_400.0])
+def test_claims_are_watched_at_most_all_day(seconds: float, visibility: float) -> None:
+    """By two workers, of a hundred pages: they list each third of the visibility timeout."""
+    options: Any = {**PLAIN, "messages_per_day": 100, "visibility": visibility}
+    alone, watched = (
+        [
+            estimate_usage(workers=workers, **{**options, "seconds_per_page": each}).looking
+            for each in (0.0, seconds)
+        ]
+        for workers in (1, 2)
+    )
+    interval = visibility / 3
+    watching = min(100 * seconds, 86_400.0) / interval
+    looks = 2 * 100
+    # A listing that is made for another reason is one less by the clock.
+    for (before, after), own in ((alone, 0), (watched, 2)):
+        by_clock = max(0.0, 1_440 - looks - watching) - (1_440 - looks)
+        assert after.lists - before.lists == pytest.approx(own * watching + by_clock)
+        assert after.gets - before.gets == own * 100 * (seconds // interval)
+
+
+async def test_the_estimate_of_a_queue_has_its_own_settings() -> None:
+    """Its visibility timeout and its heartbeat, which differ from the defaults."""
+    queue = QueuePlugin(resource="tasks", visibility_timeout=90.0, heartbeat_interval=12.0)
+    found = queue.estimate_usage(workers=2, messages_per_day=10, seconds_per_page=61, days=1)
+    assert found.pages.puts == 10 * (3 + 2)
+    assert found.sessions.puts == pytest.approx(2 * 86_400 / 12 + 288)
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [("messages_per_day", 1e12), ("messages_per_page", 1e12), ("days", 1e12)],
+)
+def test_the_largest_numbers_are_estimated(name: str, largest: float) -> None:
+    """And a page may be a part of one: messages are an average."""
+    options: Any = {"workers": 1, "messages_per_day": 1, name: largest}
+    assert QUEUE.estimate_usage(**options).dollars > 0
+    found = QUEUE.estimate_usage(workers=1, messages_per_day=1, messages_per_page=4, days=1)
+    assert found.pages.gets == pytest.approx(0.75)

@@ -1,11 +1,11 @@
 """A page says whether its message holds a key, and each change of that is one write."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from jobsync.queue.backend import NewMessage
+from jobsync.queue.backend import Failure, NewMessage
 from jobsync.queue.pages import changes, key_changes
 from jobsync.queue.pages.page import KeyHold, PageClaim, PageMessage, PageState, QueuePage
 
@@ -130,3 +130,99 @@ def test_a_message_that_moves_takes_its_key_along_unless_it_is_finished() -> Non
     dying = page("dead", move="dead/x", until=NOW + 9)
     assert changes.build_target(dying, "dead/x", "b2").key_hold is None
     assert changes.finish_move(dying, "dead/x").key_hold == dying.key_hold
+
+
+@pytest.mark.parametrize("state", ["ready", "waiting"])
+@pytest.mark.parametrize(("until", "ttl"), [(None, None), (NOW + 9, None), (None, 5.0), (1e9, 5.0)])
+def test_a_replaced_message_keeps_all_else_that_is_its_own(
+    state: PageState, until: float | None, ttl: float | None
+) -> None:
+    """When it was pushed, its errors and deliveries; the key is held as the new push says."""
+    before = PageMessage(
+        id="m",
+        value="old",
+        max_attempts=6,
+        enqueued=NOW - 50,
+        timeout=11.0,
+        task="old",
+        state=state,
+        deliveries=5,
+        returned=2,
+        errors=(Failure(3, "boom", NOW - 9, "w"),),
+        marks="c:retry",
+    )
+    hold = KeyHold(key="k", token="t", id="m", until=until, step=3)
+    found = QueuePage(birth="b", messages=(before,), key_hold=hold)
+    content = NewMessage(id="n", value=7, max_attempts=9, key="k", key_ttl=ttl)
+    after, answer = key_changes.replace_content(found, "t", content, NOW, NOW, "0/x")
+    assert answer is True
+    expected = replace(
+        before, value=7, max_attempts=9, timeout=None, task="", state="waiting", returned=5
+    )
+    kept = replace(hold, until=None if ttl is None else NOW + ttl)
+    assert after == replace(found, messages=(expected,), key_hold=kept)
+    # On a clock that is behind, too: it waits for no time.
+    assert expected.is_claimable(1.0)
+
+
+@pytest.mark.parametrize(
+    ("due", "when", "ready", "moves"),
+    [
+        (NOW - 500, {"delay": 60.0}, NOW + 60, False),
+        (NOW - 500, {"delay": 61.0}, NOW + 61, True),
+        (NOW + 30, {"delay": 90.0}, NOW + 90, False),
+        (NOW + 30, {"delay": 91.0}, NOW + 91, True),
+        (NOW + 30, {"delay": 29.0}, NOW + 29, False),
+        (NOW + 30, {"delay": 28.0}, NOW + 28, True),
+        (NOW + 30, {}, 0.0, True),
+        (NOW + 1, {}, 0.0, False),
+        (NOW, {"at": NOW + 60}, NOW + 60, False),
+        (NOW, {"at": NOW + 61}, NOW + 61, True),
+        (NOW + 30, {"at": NOW + 30}, NOW + 30, False),
+        (NOW, {"at": NOW - 5}, 0.0, False),
+        (NOW + 30, {"at": NOW - 5}, 0.0, True),
+        (NOW, {"at": 0.0, "delay": 99.0}, 0.0, False),
+    ],
+)
+def test_a_replaced_message_is_due_when_the_new_push_says(
+    due: float, when: dict[str, float], ready: float, *, moves: bool
+) -> None:
+    """By a delay or a time of day, the latter if there are both.
+
+    It moves if its page is looked at over a second later or a minute earlier than that. A page
+    that is due is looked at now.
+    """
+    content = NewMessage(id="n", value=7, max_attempts=9, key="k", **cast("Any", when))
+    after, _ = key_changes.replace_content(page("waiting"), "t", content, NOW, due, "0/x")
+    (message,) = after.messages
+    assert (message.due, message.move) == (ready, "0/x" if moves else "")
+
+
+@pytest.mark.parametrize("state", ["ready", "waiting", "claimed", "completed", "dead", "cancelled"])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        {},
+        {"until": NOW - 1},
+        {"until": NOW},
+        {"until": NOW + 1},
+        {"is_released": True},
+        {"next": "0/y"},
+        {"until": NOW - 1, "next": "0/y"},
+        {"until": NOW + 1, "is_released": True},
+    ],
+)
+def test_a_released_key_leaves_all_else_in_its_page(state: PageState, hold: dict[str, Any]) -> None:
+    """The message, its claim and for how long the key was asked for; only a pending one has it."""
+    for replaces in (False, True):
+        found = page(state, **hold)
+        after, answer = key_changes.release(found, "t", NOW, replaces=replaces)
+        is_over = hold.get("until", NOW + 1) <= NOW
+        is_taken = replaces and state == "claimed"
+        is_pending = state in {"ready", "waiting", "claimed"}
+        if is_pending and (is_over or is_taken) and not {"is_released", "next"} & {*hold}:
+            assert answer is True
+            assert found.key_hold is not None
+            assert after == replace(found, key_hold=replace(found.key_hold, is_released=True))
+        else:
+            assert (after, answer) == (found, None)
