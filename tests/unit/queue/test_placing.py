@@ -1,7 +1,8 @@
 """The options that say where a message stands are checked before anything is sent."""
 
+import enum
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -60,6 +61,8 @@ WRONG: list[tuple[str, Any]] = [
     ("key", {"key": ""}),
     ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": 0}),
     ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": "1h"}),
+    ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": -1}),
+    ("key_ttl", {"key": lambda message: str(message["n"]), "key_ttl": 366 * 86_400 + 1}),
     ("replace", {"key": lambda message: str(message["n"]), "replace": 1}),
 ]
 """Options that are wrong for any message."""
@@ -149,6 +152,9 @@ def test_the_format_says_what_older_code_must_leave_alone(
         (timedelta(seconds=5), 5.0),
         (timedelta(days=2, seconds=5), 172_805.0),
         (timedelta(milliseconds=1500), 1.5),
+        (type("Derived", (timedelta,), {})(seconds=5), 5.0),
+        (366 * 86_400, 366 * 86_400.0),
+        (timedelta(days=366), 366 * 86_400.0),
         (None, None),
     ],
 )
@@ -156,3 +162,96 @@ def test_a_key_is_held_for_seconds_or_for_a_duration(ttl: Any, seconds: float | 
     """With all parts of it."""
     (placed,) = place_messages(MESSAGES[:1], {"key": "k", "key_ttl": ttl})
     assert placed.key_ttl == seconds
+
+
+class Named(str, enum.Enum):  # noqa: UP042 - its text is that of the member
+    """Names whose text is another one when they are formatted."""
+
+    ORDERS = "orders"
+
+
+@pytest.mark.parametrize("option", ["group", "key"])
+@pytest.mark.parametrize("name", [Named.ORDERS, type("Derived", (str,), {})("orders")])
+def test_a_name_of_another_type_is_stored_as_its_text(option: str, name: Any) -> None:
+    """Whether it is passed, or a function of the message returns it."""
+    for given in (name, lambda _: name):
+        (placed,) = place_messages(MESSAGES[:1], cast("Any", {option: given}))
+        found = getattr(placed, option)
+        assert (type(found), found) == (str, "orders")
+
+
+@pytest.mark.parametrize("option", ["group", "key"])
+def test_a_function_gets_the_message_as_it_will_be_read(option: str) -> None:
+    """As JSON has it, whatever was passed; one of them may have no name."""
+    given: list[Any] = []
+    values: list[Any] = [{"n": (1, 2)}, (3, "a"), 5]
+    messages = [NewMessage(id=str(n), value=each, max_attempts=4) for n, each in enumerate(values)]
+
+    def choose(message: Any) -> str | None:
+        given.append(message)
+        return None if message == 5 else str(message)
+
+    placed = place_messages(messages, cast("Any", {option: choose}))
+    assert given == [{"n": [1, 2]}, [3, "a"], 5]
+    assert [getattr(each, option) for each in placed] == ["{'n': [1, 2]}", "[3, 'a']", None]
+
+
+@pytest.mark.parametrize("keys", ["abcb", "baac"])
+def test_the_error_names_the_key_that_is_there_twice(keys: str) -> None:
+    """And no other one."""
+    messages = [NewMessage(id=str(n), value=key, max_attempts=4) for n, key in enumerate(keys)]
+    with pytest.raises(Invalid) as refused:
+        place_messages(messages, {"key": str})
+    assert refused.value.value == ("b" if keys == "abcb" else "a")
+
+
+@pytest.mark.parametrize("priorities", [[0, 5], [0, -1], [5, 0]])
+@pytest.mark.parametrize("order", ["fifo", "lifo"])
+def test_each_priority_of_a_push_is_checked(priorities: list[int], order: str) -> None:
+    """Those below 0 too, wherever they stand."""
+    messages = [
+        NewMessage(id=str(n), value=n, max_attempts=4, priority=each)
+        for n, each in enumerate(priorities)
+    ]
+    with pytest.raises(Invalid) as refused:
+        check_order(messages, order)
+    assert refused.value.value == next(each for each in priorities if each)
+    assert order in str(refused.value)
+    check_order(messages, "priority")
+
+
+@pytest.mark.parametrize("task", ["", "send"])
+@pytest.mark.parametrize("priority", [0, 1, -1])
+@pytest.mark.parametrize("group", [None, "a"])
+def test_the_format_of_a_message_is_the_newest_that_it_needs(
+    task: str, priority: int, group: str | None
+) -> None:
+    """Those of tasks are apart, whatever else they have; others by their places."""
+    message = NewMessage(id="a", value=1, max_attempts=4, task=task, priority=priority, group=group)
+    is_placed = priority != 0 or group is not None
+    assert message.format == (3 if task else 2 if is_placed else 1)
+    assert message.lane == ("task_" if task else "")
+    assert are_plain([message]) is not is_placed
+    plain = NewMessage(id="b", value=1, max_attempts=4)
+    assert are_plain([plain, message]) is not is_placed
+    assert are_plain([])
+
+
+@pytest.mark.parametrize(
+    ("delay", "at", "found"),
+    [
+        (0.0, None, 0.0),
+        (7.0, None, 7.0),
+        (7.0, 105.0, 5.0),
+        (0.0, 105.0, 5.0),
+        (7.0, 100.0, 0.0),
+        (7.0, 95.0, 0.0),
+        (7.0, 0.0, 0.0),
+    ],
+)
+def test_a_message_waits_for_a_time_or_for_a_delay(
+    delay: float, at: float | None, found: float
+) -> None:
+    """A time of day comes before a delay; one that is past is no delay."""
+    message = NewMessage(id="a", value=1, max_attempts=4, delay=delay, at=at)
+    assert message.find_delay(100.0) == found

@@ -341,3 +341,51 @@ async def test_the_users_function_may_take_the_timeout_of_the_queue() -> None:
         await task
     assert seen == ["cancelled", "cancelled"]
     assert [type(each) for each in notes.emitted] == [events.MessageCompleted]
+
+
+@pytest.mark.parametrize("name", ["on_complete", "on_error"])
+async def test_the_users_function_gets_what_the_handler_got(name: str) -> None:
+    """The message as it was read for the handler, which need not be as it was stored."""
+    called: list[tuple[Any, ...]] = []
+    notes = Notes(**cast("Any", {name: lambda *given: called.append(given)}))
+    delivery = Delivery("id-1", build_message(1), SimpleNamespace(n=1), "me", cast("Any", 0.0))
+    error = ValueError("no")
+    for verdict in (Completed("done"), Failed("no: a.py:1", error), Cancel("stale"), Returned()):
+        assert notes.reporter.on_settled(delivery, verdict, 0.0) is None
+    assert called == [
+        (delivery.data, "done") if name == "on_complete" else (error, delivery.data),
+    ]
+
+
+@pytest.mark.parametrize("name", ["on_complete", "on_error"])
+async def test_a_keyboard_interrupt_in_the_users_function_ends_the_program(name: str) -> None:
+    """It is no error of that function, and is not told as one."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    notes = Notes(**cast("Any", {name: interrupt}))
+    verdict = Completed(None) if name == "on_complete" else Failed("late")
+    with pytest.raises(KeyboardInterrupt):
+        settle(notes.reporter, 1, verdict, 0.0)
+    assert not any(isinstance(each, HandlerFailed) for each in notes.emitted)
+
+
+@pytest.mark.parametrize(
+    "heard", sorted({type(each) for _, told, _ in REPORTS.values() for each in told}, key=str)
+)
+def test_events_that_nobody_hears_are_not_made(heard: Any) -> None:
+    """There may be very many; rare ones are always told."""
+    emitted: list[Event] = []
+    queue = SimpleNamespace(
+        queue="mails",
+        emit=emitted.append,
+        events=SimpleNamespace(has_listener=lambda kind: kind is heard),
+    )
+    progress = SimpleNamespace(is_used=False, report=lambda *_: None)
+    for report, told, _ in REPORTS.values():
+        emitted.clear()
+        build = cast("Any", QueueReporter)
+        report(build(queue, None, None, None, progress))
+        rare = {events.NewerMessages, events.QueueError, events.AttemptError}
+        assert emitted == [each for each in told if type(each) is heard or type(each) in rare]

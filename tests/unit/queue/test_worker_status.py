@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobsync.queue import worker_status
@@ -47,6 +48,7 @@ def test_what_cannot_be_read_hides_nothing_else(odd: Any) -> None:
 @pytest.mark.parametrize(
     ("tasks", "listed", "has_more"),
     [
+        ([], (), False),
         ([""], None, False),
         (["", "a"], ("", "a"), False),
         (["b", "a"], ("a", "b"), False),
@@ -91,5 +93,39 @@ def test_limits_are_reported_by_task(
 def test_of_many_limits_the_first_are_reported_with_that_of_the_queue() -> None:
     """A session is written often."""
     tasks = {f"task-{number:03}": QueueLimits(max_concurrency=1) for number in range(60)}
-    found = report_limits(QueueLimits(rate=1.0, tasks=tasks))
-    assert [*found] == ["", *sorted(tasks)[:49]]
+    for known in (tasks, dict(reversed(tasks.items()))):
+        found = report_limits(QueueLimits(rate=1.0, tasks=known))
+        assert [*found] == ["", *sorted(tasks)[:49]]
+
+
+@pytest.mark.parametrize(
+    ("status", "fact"),
+    [
+        (None, None),
+        (BUSY, {"concurrency": 3, "is_paused": False}),
+        (
+            WorkerStatus(concurrency=3, is_paused=True, limits={"a": ReportedLimit(rate=0.5)}),
+            {"concurrency": 3, "is_paused": True, "limits": {"a": {"rate": 0.5}}},
+        ),
+        (
+            WorkerStatus(concurrency=3, tasks=()),
+            {"concurrency": 3, "is_paused": False, "tasks": (), "has_more_tasks": False},
+        ),
+        (
+            PAUSED,
+            {
+                "concurrency": 1,
+                "is_paused": True,
+                "tasks": ("a", "b"),
+                "has_more_tasks": True,
+                "limits": {"": {"max_concurrency": 2}, "a": {"rate": 0.5}},
+            },
+        ),
+    ],
+)
+def test_a_session_has_only_facts_that_say_something(
+    status: WorkerStatus | None, fact: Any
+) -> None:
+    """A plain queue has no more than older code knows: each session is written often."""
+    found = build_worker_facts("default/tasks", status)
+    assert msgspec.to_builtins(found) == msgspec.to_builtins({"queue:default/tasks": fact})
