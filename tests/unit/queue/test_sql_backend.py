@@ -347,3 +347,22 @@ def test_the_next_change_is_the_earlier_of_both(
         rows = ClaimedRows([], True, dues[0], dues[1], True)
         due = limit if dues[0] is None else min(dues[0], limit)
         assert rows.limit_due(limit) == ClaimedRows([], True, due, dues[1], True)
+
+
+@pytest.mark.parametrize(
+    ("move", "target", "is_returned"),
+    [
+        ("complete", "completed", False),
+        ("cancel", "cancelled", False),
+        ("retry", "waiting", False),
+        ("bury", "dead", False),
+        ("release", "waiting", True),
+        ("snooze", "waiting", True),
+    ],
+)
+def test_a_settlement_says_where_its_message_goes(
+    move: Transition, target: str, *, is_returned: bool
+) -> None:
+    """And whether the delivery is no attempt: a failure is one, a return is none."""
+    found = settlement(move)
+    assert (found.target, found.is_returned) == (target, is_returned)
