@@ -2277,18 +2277,37 @@ async def test_those_who_wait_for_an_end_are_woken_by_a_result(
         await waiting
 
 
+@pytest.mark.parametrize("state", ["ready", "waiting", "claimed", "completed", "dead", "cancelled"])
 async def test_messages_of_newer_code_are_not_changed_from_outside(
-    location: QueueLocation, backend: QueueBackend
+    location: QueueLocation, backend: QueueBackend, state: str
 ) -> None:
-    """Nobody here knows what else that would have to change."""
-    await backend.push(new_messages(1, delay=60))
-    location.overwrite("jobsync_message", "id-1", format=99)
+    """In whatever state they are: nobody here knows what else that would have to change."""
+    await backend.push(new_messages(1, delay=60 if state == "waiting" else 0))
+    table = "jobsync_finished" if state in {"dead", "cancelled"} else "jobsync_message"
+    if state not in {"ready", "waiting"}:
+        message = await take(backend)
+        moves: dict[str, Transition] = {"completed": "complete", "dead": "bury"}
+        if state != "claimed":
+            await settle(backend, message.receipt, moves.get(state, "cancel"))
+    if state == "completed":
+        assert isinstance(location, SqliteQueues | PostgresQueues)
+        location.execute("UPDATE {}.jobsync_claim SET format = 99 RETURNING 1")
+    else:
+        location.overwrite(table, "id-1", format=99)
+    location.advance(1000 if state != "waiting" else 1)
     assert await backend.cancel("id-1") is None
-    assert await backend.delete("id-1") == "absent"
+    assert await backend.delete("id-1") == ("claimed" if state == "claimed" else "absent")
     assert not await backend.run_now("id-1")
+    assert await backend.redrive(["id-1"]) == 0
+    assert await backend.purge([*LIVE, *FINISHED]) == 0
+    if state in FINISHED:
+        assert await backend.forget(state, older_than=0) == 0
     info = await backend.get("id-1")
     assert info is not None
-    assert (info.state, info.format) == ("waiting", 99)
+    assert (info.state, info.format) == (state, 99)
+    assert await backend.count() == {state: 1}
+    unfinished = {99: 1} if state in LIVE else {}
+    assert await backend.find_newer() == unfinished
 
 
 async def test_a_message_that_is_cancelled_while_others_handle_it_ends_once(
