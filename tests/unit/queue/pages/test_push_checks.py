@@ -66,6 +66,8 @@ WRONG: dict[str, tuple[Sequence[NewMessage], str]] = {
     "a higher priority beside another": ([*build(), *build(priority=1)], "priority"),
     "a lower priority beside another": ([*build(), *build(priority=-1)], "priority"),
     "a key beside others": ([*build(), *build(key="k")], "key"),
+    "a key before others": ([*build(key="k"), *build()], "key"),
+    "a key with an empty name beside others": ([*build(), *build(key="")], "key"),
     "a group": (build(group="g"), "group"),
     "a group with an empty name": (build(group=""), "group"),
 }
