@@ -256,7 +256,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("settled", [set[str](), LOST, AWAY])
+@pytest.mark.parametrize("settled", [set[str](), LOST, AWAY, WRONG])
 @pytest.mark.parametrize("names", [["a", "b"], [*ROWS], ["broken"], []])
 async def test_what_is_unreadable_is_buried_and_hides_no_other(
     names: Sequence[str], settled: Any

@@ -426,7 +426,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         ]
         try:
             await self._settle(batch)
-        except (OutcomeUnknown, Unavailable):
+        except (Misconfigured, OutcomeUnknown, Unavailable):
             # Readable messages do not wait for this. The claim lapses, and the next claim buries
             # the message.
             return

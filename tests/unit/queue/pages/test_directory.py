@@ -126,6 +126,7 @@ async def test_a_part_of_a_queue_is_listed_by_id(limit: int) -> None:
         after = ""
         while page := await fleet.directory.list("first", part, after=after, limit=limit):
             assert len(page) <= limit
+            assert page[0].id > after
             listed[part] += [each.id for each in page]
             after = page[-1].id
     assert listed == {"queue": ["a", "b", "d", "h", "w"], "dead": ["c", "g"]}
