@@ -990,6 +990,7 @@ def test_a_statement_after_an_interrupted_one_is_refused(
         ("SELECT 'COMMIT'", False),
         ("PREPARE a AS SELECT 1", False),
         ("-- COMMIT\nSELECT 1", False),
+        (b"SELECT '\xff'", False),
     ],
 )
 def test_sql_that_ends_a_transaction_is_refused_on_postgresql(
