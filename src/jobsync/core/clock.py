@@ -11,6 +11,7 @@ and at run time.
 import os
 import random
 import time
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Protocol, Self, TypeAlias
@@ -25,10 +26,22 @@ __all__ = [
     "SystemClock",
     "SystemRandomness",
     "Wall",
+    "to_datetime",
 ]
 
 Seconds: TypeAlias = float
 """A duration. Every duration in jobsync is in seconds, unless its name ends in another unit."""
+
+_FIRST = datetime(1, 1, 2, tzinfo=UTC)
+_LAST = datetime(9999, 12, 31, tzinfo=UTC)
+"""The days before and after these do not exist in every zone."""
+
+
+def to_datetime(seconds: Seconds) -> datetime:
+    """Return a time in seconds since 1970; the first or the last day if no calendar has it."""
+    if not _FIRST.timestamp() <= seconds <= _LAST.timestamp():
+        return _FIRST if seconds < 0 else _LAST
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 class _Instant(msgspec.Struct, frozen=True, order=True):

@@ -25,7 +25,7 @@ import msgspec
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.core.assignment import token_maker
+from jobsync.core.assignment import MAX_TOKENS, HashFunction, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.pins import read_sheet, write_sheet
@@ -52,8 +52,8 @@ class SettingsDiffer(Misconfigured):
 class SharedSettings(msgspec.Struct, frozen=True):
     """What every record of settings has: what decides a task's token."""
 
-    total_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    hash_function: str
+    total_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    hash_function: HashFunction
     changing: str | None = None
     """The session that changes them."""
 
@@ -191,9 +191,9 @@ class FleetSettings:
         return [node for node in nodes if node.stage != "left" and node.name != self._node]
 
     def _describe(self, theirs: Mapping[str, Json], node: str) -> SettingsDiffer:
-        # Newer code may have a field that this code does not know.
-        fields = [*self.values, *theirs]
-        field = next(name for name in fields if theirs.get(name) != self.values.get(name))
+        # Newer code may share more settings than this.
+        fields = {**self.values, **theirs}
+        field = next(field for field in fields if theirs.get(field) != self.values.get(field))
         return SettingsDiffer(
             field,
             self.values.get(field),

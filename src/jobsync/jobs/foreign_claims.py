@@ -15,6 +15,7 @@ import msgspec
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
+from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
@@ -63,7 +64,12 @@ def read_claim(record: Record) -> Claim:
     Raises:
         Corrupt: no version of this library wrote this.
     """
-    return convert_record(record, Claim)
+    claim = convert_record(record, Claim)
+    try:
+        date.fromisoformat(claim.date)
+    except ValueError as error:
+        raise Corrupt(record.key, str(error)) from error
+    return claim
 
 
 async def scan_claims(

@@ -3,6 +3,7 @@
 import datetime as dt
 from typing import Any
 
+from jobsync.core.clock import to_datetime
 from jobsync.errors import Invalid
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_lifecycle import JobLifecycle
@@ -161,6 +162,6 @@ def _describe_claim(claim: Claim) -> dict[str, Any]:
         "node": claim.node,
         "state": claim.state,
         "run": claim.run,
-        "created_on": dt.datetime.fromtimestamp(claim.started, dt.UTC),
+        "created_on": to_datetime(claim.started),
         "date": dt.date.fromisoformat(claim.date),
     }

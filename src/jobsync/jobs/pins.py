@@ -12,7 +12,6 @@ requested; a provider that raises changes nothing. When a registration returns, 
 nothing that is now pinned to others.
 """
 
-import datetime as dt
 import math
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import cache, lru_cache
@@ -23,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from jobsync.components import Components
-from jobsync.core.clock import Mono, Wall
+from jobsync.core.clock import Mono, Wall, to_datetime
 from jobsync.core.codec import check_json
 from jobsync.core.pins import (
     Pin,
@@ -333,7 +332,7 @@ def _check_pattern(pattern: Hashable) -> None:
 def _check_lifetime(days: float | None) -> float | None:
     if days is None:
         return None
-    if not 0 < days < math.inf:
+    if not 0 < days * _DAY < math.inf:
         raise Invalid("expires_in_days", days, "must be above 0", "pass days above 0, or None")
     return days * _DAY
 
@@ -351,11 +350,7 @@ def _describe(pin: Pin, pattern: str) -> LockInfo:
         "node_pattern": pattern,
         "node_patterns": list(pin.patterns),
         "reason": pin.reason,
-        "created_at": _instant(pin.created_at),
+        "created_at": to_datetime(pin.created_at),
         "created_by": pin.created_by,
-        "expires_at": None if pin.expires_at is None else _instant(pin.expires_at),
+        "expires_at": None if pin.expires_at is None else to_datetime(pin.expires_at),
     }
-
-
-def _instant(seconds: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(seconds, dt.UTC)

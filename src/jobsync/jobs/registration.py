@@ -19,7 +19,7 @@ import msgspec
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.core.clock import Mono
+from jobsync.core.clock import Mono, to_datetime
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NameAwaited, NodeRestored
@@ -243,7 +243,7 @@ class NodeList:
         if left <= 0:
             return None
         sent = timing.timeout - timing.margin - left
-        return _instant(membership.components.clock.wall().seconds - sent)
+        return to_datetime(membership.components.clock.wall().seconds - sent)
 
     async def _list(self) -> list[tuple[NodeInfo, bool]]:
         store = self._node.membership.store
@@ -264,7 +264,7 @@ class NodeList:
             age = await store.age(session)
             if age is not None:
                 now = self._node.claims.store_clock.now
-                return _instant(now - age) if math.isfinite(age) else None
+                return to_datetime(now - age) if math.isfinite(age) else None
             # It may just have written. Where reading costs money, there is no clock either.
             newer = None if store.is_billed else await store.get(session.key)
             session = newer if newer and newer.version != session.version else None
@@ -274,14 +274,10 @@ class NodeList:
         leader = self._node.leader
         return NodeInfo(
             name=node.name,
-            created_on=_instant(node.created),
+            created_on=to_datetime(node.created),
             last_heartbeat=last_heartbeat,
             host=node.host,
             pid=node.pid,
             stage=node.stage,
             is_leader=leader is not None and node.incarnation.startswith(f"{leader}."),
         )
-
-
-def _instant(seconds: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(seconds, dt.UTC)

@@ -22,7 +22,7 @@ from jobsync.core.assignment import (
     tokens_of,
 )
 from jobsync.core.pins import Pin, pattern_in_force
-from jobsync.errors import NotFound
+from jobsync.errors import Corrupt, NotFound
 from jobsync.jobs.coordination_config import default_reclaim_delay
 from jobsync.jobs.fleet_settings import read_shared_settings
 from jobsync.jobs.foreign_claims import Claim, read_claim, scan_claims
@@ -275,7 +275,12 @@ async def read_fleet_status(store: Store, components: Components, fleet: str) ->
 
 
 async def _read_plan(store: Store, keys: JobKeys) -> Plan | None:
-    """Return the current plan; reads again if it is replaced between its two parts."""
+    """Return the current plan; reads again if it is replaced between its two parts.
+
+    Raises:
+        Corrupt: it, or what belongs to it, cannot be read or is missing.
+    """
+    version = ""
     while (record := await store.get(keys.assignment)) is not None:
         if record.value is None:
             # Fenced by a leader that has not assigned tokens yet.
@@ -283,6 +288,9 @@ async def _read_plan(store: Store, keys: JobKeys) -> Plan | None:
         plan = await fetch_plan(store, keys, record)
         if plan is not None:
             return plan
+        if record.version == version:
+            raise Corrupt(record.key, "a record that belongs to it is missing")
+        version = record.version
     return None
 
 

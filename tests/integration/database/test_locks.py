@@ -16,6 +16,7 @@ from jobsync import (
     Components,
     Conflict,
     CoordinatorPlugin,
+    Corrupt,
     Database,
     Event,
     Invalid,
@@ -345,6 +346,52 @@ async def test_each_waiting_caller_watches_the_holder_until_it_ends() -> None:
                 await each
             assert membership._member.watched == {"other.0" for _ in waiting[number + 1 :]}
         assert membership._watched == {}
+
+
+DAMAGED: dict[str, Any] = {
+    "empty": {},
+    "list": [],
+    "none": None,
+    "number": 5,
+    "text": "x",
+    "no mark": {"owner": None},
+    "no owner": {"mark": ""},
+    "mark of another type": {"owner": None, "mark": None},
+    "owner of another type": {"owner": 5, "mark": ""},
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
+async def test_a_lock_with_a_damaged_record_is_refused(damaged: Any) -> None:
+    """The error names the record, which is left as it is; once repaired, the lock is held again."""
+    key = "lock/test/default/door"
+    async with Database(connection=MemoryStore()) as db:
+        storage = db.open_storage("test")
+
+        async def overwrite(value: Any) -> None:
+            (found,) = await db.store.get_many([key], tombstones=True)
+            await db.store.write([Put(key, value, found)])
+
+        async def expect_refusal() -> None:
+            with pytest.raises(Corrupt) as caught:
+                async with storage.lock("door", timeout=0):
+                    pass
+            assert caught.value.key == key
+            found = await db.store.get(key)
+            assert found is not None
+            assert found.value == damaged
+
+        await overwrite(damaged)
+        await expect_refusal()
+        await overwrite({"owner": None, "mark": ""})
+        # And if it is damaged while it is held: another holder may have been in its place.
+        with pytest.raises(Corrupt, match=key):
+            async with storage.lock("door", timeout=0):
+                await overwrite(damaged)
+        await expect_refusal()
+        await overwrite({"owner": None, "mark": ""})
+        async with storage.lock("door", timeout=0) as lock:
+            assert lock.lasts
 
 
 _CRASH = """

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -311,6 +312,15 @@ def test_registering_the_same_pin_again_renews_it(quick: str) -> None:
         assert (lock["reason"], lock["expires_at"]) == ("second", None)
 
 
+def test_a_pin_may_end_after_the_last_year(quick: str) -> None:
+    """It is shown as one that ends on the last day of all."""
+    with start_team(quick) as team:
+        job = team.add("a")
+        job.register_task_lock("t", "a", expires_in_days=1e8)
+        (lock,) = job.list_locks()
+        assert lock["expires_at"] == datetime(9999, 12, 31, tzinfo=UTC)
+
+
 def is_at(jobs: list[Job], task: str, node: str) -> bool:
     """Whether one node, and no other, may do a task now."""
     return members(jobs, task) == [node]
@@ -393,6 +403,7 @@ def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:
         ([("", "a")], None, "id"),
         ([("t", "a")], 0, "expires_in_days"),
         ([("t", "a")], float("inf"), "expires_in_days"),
+        ([("t", "a")], 1e305, "expires_in_days"),
     ],
 )
 def test_invalid_pins_are_refused(

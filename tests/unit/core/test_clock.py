@@ -3,12 +3,13 @@
 import operator
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock, Mono, SystemClock, Wall, _read_boot_id
+from jobsync.core.clock import Clock, Mono, SystemClock, Wall, _read_boot_id, to_datetime
 
 
 def test_a_difference_is_in_seconds() -> None:
@@ -104,3 +105,24 @@ async def test_sleeping_moves_a_fake_clock(clock: Clock) -> None:
     wall, mono = clock.wall(), clock.mono()
     await clock.sleep(90.0)
     assert (clock.wall() - wall, clock.mono() - mono) == (90.0, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500_000, UTC)),
+        (1e9, datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)),
+        (253_402_214_399, datetime(9999, 12, 30, 23, 59, 59, tzinfo=UTC)),
+        (253_402_214_401, datetime(9999, 12, 31, tzinfo=UTC)),
+        (1e300, datetime(9999, 12, 31, tzinfo=UTC)),
+        (float("inf"), datetime(9999, 12, 31, tzinfo=UTC)),
+        (-62_135_510_401, datetime(1, 1, 2, tzinfo=UTC)),
+        (-1e300, datetime(1, 1, 2, tzinfo=UTC)),
+    ],
+)
+def test_every_time_has_a_date(seconds: float, expected: datetime) -> None:
+    """That of the first or the last day, if no calendar has it; in every zone."""
+    assert to_datetime(seconds) == expected
+    for hours in (-23, 23):
+        assert to_datetime(seconds).astimezone(timezone(timedelta(hours=hours))) == expected

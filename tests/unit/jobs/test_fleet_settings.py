@@ -103,6 +103,13 @@ CHANGING = "another node is changing at this moment"
         ({**THEIRS, "changing": "me.1"}, [], ""),
         ({**THEIRS, "changing": "me.1"}, [node("live.1")], MUST),
         ({**MINE, "changing": "me.1"}, [], ""),
+        # Newer code shares more settings.
+        (
+            {**MINE, "more": 7},
+            [node("live.1", fleet={**MINE, "more": 7})],
+            "must be 7 as on the live node other",
+        ),
+        ({**THEIRS, "more": 7}, [node("live.1", fleet={**THEIRS, "more": 7})], MUST),
     ],
 )
 async def test_a_node_joins_if_no_live_one_has_other_settings(
