@@ -1,7 +1,8 @@
 """Plugin storage: conditional writes, separate namespaces, values that expire."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -143,11 +144,45 @@ async def test_a_ttl_must_be_a_number_of_seconds(storage: PluginStorage, ttl: An
         await storage.get(5)  # type: ignore[arg-type]
 
 
+DAMAGED = [
+    [],
+    {},
+    "x",
+    5,
+    None,
+    {"value": 1},
+    {"expires_at": None},
+    {"value": 1, "expires_at": "soon"},
+    {"value": 1, "expires_at": [0]},
+    {"value": 1, "expires_at": True},
+]
+VERBS: dict[str, Callable[[PluginStorage], Awaitable[object]]] = {
+    "get": lambda storage: storage.get("key"),
+    "read": lambda storage: storage.read("key"),
+    "set_if_absent": lambda storage: storage.set_if_absent("key", 2),
+    "set_if_version": lambda storage: storage.set_if_version("key", 2, "1"),
+    "increment": lambda storage: storage.increment("key"),
+    "delete": lambda storage: storage.delete("key"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
 async def test_a_record_that_is_not_a_plugins_value_is_corrupt(
-    storage: PluginStorage, location: StoreLocation
+    verb: str, storage: PluginStorage, location: StoreLocation
 ) -> None:
-    """It is reported, not overwritten."""
-    await storage.set("key", 1)
-    location.corrupt("plugin/queue/default/key", "[]")
-    with pytest.raises(Corrupt, match="not a plugin's value"):
-        await storage.get("key")
+    """It is reported, not overwritten, except by who sets it whatever it was."""
+    key = "plugin/queue/default/key"
+    await storage.set("other", 1)
+    for value in DAMAGED:
+        await storage.set("key", 1)
+        location.corrupt(key, json.dumps(value))
+        with pytest.raises(Corrupt, match="not a plugin's value") as caught:
+            await VERBS[verb](storage)
+        assert caught.value.key == key
+        found = await storage._keyspace.store.get(key)
+        assert found is not None
+        assert found.value == value
+        assert "other" in await storage.list()
+        await storage.sweep()
+    await storage.set("key", 3)
+    assert await storage.get("key") == 3

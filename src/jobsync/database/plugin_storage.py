@@ -254,6 +254,8 @@ class PluginStorage:
             value, expires_at = record.value["value"], record.value["expires_at"]
         except (TypeError, KeyError) as error:
             raise Corrupt(record.key, "not a plugin's value") from error
+        if not (expires_at is None or type(expires_at) in {int, float}):
+            raise Corrupt(record.key, "not a plugin's value")
         if expires_at is not None and expires_at <= self._clock.wall().seconds:
             return None
         return StoredValue(value, record.version, expires_at)
