@@ -92,6 +92,19 @@ async def test_no_increment_is_lost(storage: PluginStorage) -> None:
             await storage.increment("n", by=by)  # type: ignore[arg-type]
 
 
+async def test_only_a_number_is_added_to_a_number(storage: PluginStorage) -> None:
+    """Neither a truth value nor a text counts as one; what was stored stays."""
+    for value in (True, False, "1", None, [1], {"value": 1}):
+        await storage.set("key", value, ttl=60)
+        before = await storage.read("key")
+        with pytest.raises(Invalid, match="is not a number"):
+            await storage.increment("key")
+        assert await storage.read("key") == before
+        with pytest.raises(Invalid, match="by must be a number"):
+            await storage.increment("other", value)  # type: ignore[arg-type]
+    assert await storage.list() == ["key"]
+
+
 async def test_an_expired_value_is_absent(storage: PluginStorage, clock: FakeClock) -> None:
     """It is neither read nor listed, and its key is free."""
     await storage.set("short", 1, ttl=10)
@@ -109,6 +122,27 @@ async def test_an_expired_value_is_absent(storage: PluginStorage, clock: FakeClo
     assert await storage.get("short") == 4
     assert await storage.set_if_absent("ever", 4) is None
     assert await storage.increment("other") == 1
+
+
+async def test_a_ttl_is_a_duration_in_any_form(storage: PluginStorage, clock: FakeClock) -> None:
+    """Seconds or a timedelta, for every verb that sets a value."""
+    for ttl, seconds in (
+        (10, 10.0),
+        (2.5, 2.5),
+        (timedelta(seconds=10), 10.0),
+        (timedelta(days=2, seconds=3), 172_803.0),
+        (timedelta(milliseconds=1500), 1.5),
+    ):
+        await storage.delete("key")
+        version = await storage.set_if_absent("key", 0, ttl=ttl)
+        found = [await storage.read("key")]
+        assert version is not None
+        await storage.set_if_version("key", 1, version, ttl=ttl)
+        found.append(await storage.read("key"))
+        await storage.set("key", 2, ttl=ttl)
+        found.append(await storage.read("key"))
+        ends = [value and (value.value, value.expires_at) for value in found]
+        assert ends == [(n, clock.wall().seconds + seconds) for n in range(3)]
 
 
 async def test_a_sweep_removes_only_expired_values(

@@ -1,12 +1,12 @@
 """Records of a type: verbs take and return objects, and the schema is that of the type."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from jobsync import Corrupt, Database, Document, Invalid, InvalidRecord, Page
+from jobsync import Corrupt, Database, Document, Event, Invalid, InvalidRecord, Page, Resource
 from jobsync.core.attributes import render
 
 
@@ -75,6 +75,54 @@ async def test_verbs_take_and_return_objects(db: Database) -> None:
     assert await users.get("x") is None
     assert await users.delete("e")
     assert isinstance(await db.resources.users.get("f"), Document)
+
+
+async def _iterate(users: Resource[User]) -> list[User]:
+    return [user async for user in users]
+
+
+async def _read_page(users: Resource[User]) -> list[User]:
+    return (await users.page(partition="by_age", partition_values={"age": 3})).items
+
+
+async def _get_one(users: Resource[User]) -> list[User | None]:
+    return [await users.get("a")]
+
+
+READS: dict[str, Callable[[Resource[User]], Awaitable[Sequence[User | None]]]] = {
+    "get": _get_one,
+    "get_many": lambda users: users.get_many(["a"]),
+    "list": lambda users: users.list(),
+    "list of a partition": lambda users: users.list(
+        partition="by_age", partition_values={"age": 3}
+    ),
+    "page of a partition": _read_page,
+    "query": lambda users: users.query({"name": "ann"}, sort="-name"),
+    "iterate": _iterate,
+}
+
+
+@pytest.mark.parametrize("verb", READS)
+async def test_what_is_read_is_of_the_type(verb: str, db: Database) -> None:
+    """By every verb; what is not of the type is refused, or reported and left out of several."""
+    users = await db.create_resource("users", type=User, partitions={"by_age": ["age"]})
+    reported: list[Event] = []
+    db.on("store:record-set-aside", reported.append)
+    await users.insert_many([User("ann", 3, id="a"), User("ann", 4, id="b")])
+    (user, *_) = await READS[verb](users)
+    assert type(user) is User
+    assert strip(user) == User("ann", 3, id="a")
+    (stored,) = await db.store.get_many(["data/users/a"])
+    assert stored is not None
+    damaged = {**stored.value, "tags": "odd"}
+    await db.store.write([stored.replace(damaged, format=stored.format)])
+    if verb.startswith("get"):
+        with pytest.raises(Corrupt, match="data/users/a"):
+            await READS[verb](users)
+    elif "partition" not in verb:
+        assert [user and user.id for user in await READS[verb](users)] == ["b"]
+        (event,) = reported
+        assert (event["store"], event["key"]) == ("data/users", "data/users/a")
 
 
 class Doc:
