@@ -9,7 +9,7 @@ import pytest
 from chance import SeededRandomness, StandingClock
 from waiting import until
 
-from jobsync import Components, Database, Events, Put, Store
+from jobsync import Components, Database, Events, JobsyncError, Put, Store, Unavailable
 from jobsync.database.backfill import BUILD_DELAY
 from jobsync.database.definition import KNOWN_FORMAT, IndexState
 from jobsync.database.index_notes import NOTES, progress_key, since_key
@@ -219,3 +219,66 @@ async def test_notes_stay_while_newer_code_has_changed_a_definition(machine: Mac
     machine.clock.move(HOUR + 1)
     await database.tidy()
     assert await machine.list_notes() == left
+
+
+class RefusingStore(StoreDecorator):
+    """Writes nothing while it is told so."""
+
+    is_silent = False
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Write, or say that the store does not answer."""
+        if self.is_silent:
+            raise Unavailable(self.name, "silent")
+        return await super().write(changes)
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove, or say that the store does not answer."""
+        if self.is_silent:
+            raise Unavailable(self.name, "silent")
+        await super().drop(keys)
+
+
+async def test_what_a_dropped_partition_has_left_is_removed_by_itself(machine: Machine) -> None:
+    """Nobody has to call anything, and nothing else is removed."""
+    database = await machine.start()
+    await database.create_resource("r", partitions={"kept": ["a"], "former": ["b"]})
+    await until(machine.clock.sleeps.total, "it waits")
+    machine.clock.move(BUILD_DELAY)
+    await database.backfill("r")
+    kept, former = [await find_index(database, name) for name in ("kept", "former")]
+
+    async def count(index: IndexState) -> int:
+        machine.clock.move(1)
+        return len(await machine.store.heads(f"index/r/{index.key}/"))
+
+    assert [await count(kept), await count(former)] == [3, 3]
+    await database.drop_partition("r", "former")
+
+    async def is_empty() -> bool:
+        machine.clock.move(BUILD_DELAY)
+        return await count(former) == 0
+
+    await until(is_empty, "its entries are removed", timeout=20)
+    assert await count(kept) == 3
+
+
+async def test_a_resource_that_could_not_be_dropped_completes_its_partitions(
+    machine: Machine,
+) -> None:
+    """As if nobody had tried to drop it: in the background."""
+    store = RefusingStore(machine.store)
+    database = await machine.start(store)
+    await database.create_resource("r", partitions={"main": ["a"]})
+    await until(machine.clock.sleeps.total, "it waits")
+    store.is_silent = True
+    with pytest.raises(JobsyncError):
+        await database.drop_resource("r")
+    store.is_silent = False
+
+    async def is_ready() -> bool:
+        machine.clock.move(BUILD_DELAY)
+        return (await find_index(database, "main")).is_ready
+
+    await until(is_ready, "it is ready", timeout=20)
+    assert await database.resource("r").count() == 3
