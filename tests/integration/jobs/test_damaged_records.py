@@ -115,7 +115,11 @@ class Fleet:
         for _ in range(2):
             for node in nodes:
                 node._wakeup.set()
-            await until(lambda: not any(node._wakeup.is_set() for node in nodes), interval=INTERVAL)
+            await until(
+                lambda: all(node.failure or not node._wakeup.is_set() for node in nodes),
+                interval=INTERVAL,
+            )
+        assert [node.failure for node in nodes if node.failure] == []
 
     async def claim_next(self, node: JobNode) -> str:
         """Claim a task for the first time; return it."""
