@@ -1,6 +1,7 @@
 """Which jobs were changed since a leader has last looked."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from jobsync.components import Components
 from jobsync.database.keyspace import Keyspace
+from jobsync.errors import NewerFormat
 from jobsync.scheduler import edits
 from jobsync.scheduler.edits import Edits, JobEdits
+from jobsync.stores.contract import Put
 from jobsync.stores.memory import MemoryStore
 
 COUNTS = st.sampled_from([0, 1, 2, 200, 300, 499, 500, 501, 600])
@@ -154,3 +157,82 @@ async def test_20_jobs_of_a_process_stay_announced() -> None:
     assert found is not None
     assert found.by_hand == {"w1": (*names[4:22], "job02", "job22")}
     assert (found.revision, found.special, found.recent) == (0, (), ())
+
+
+FULL = Edits(
+    revision=3,
+    special=("b",),
+    recent=((2, "a"), (3, "b")),
+    by_hand={"w1": ("a",), "w2": ("b", "c")},
+)
+"""A record of which each part has something, and no two the same."""
+
+CHANGES: dict[str, tuple[Callable[[JobEdits], Awaitable[object]], Edits]] = {
+    "a note": (
+        lambda jobs: jobs.note({"c": True, "b": False}),
+        msgspec.structs.replace(FULL, revision=4, special=("c",)),
+    ),
+    "a run of a process that has run others": (
+        lambda jobs: jobs.announce_run("w1", "b", running=()),
+        msgspec.structs.replace(FULL, by_hand={**FULL.by_hand, "w1": ("a", "b")}),
+    ),
+    "a run of another process": (
+        lambda jobs: jobs.announce_run("w3", "a", running=()),
+        msgspec.structs.replace(FULL, by_hand={**FULL.by_hand, "w3": ("a",)}),
+    ),
+    "one of a dead process's jobs": (
+        lambda jobs: jobs.forget_announced({"w2": ("b",)}),
+        msgspec.structs.replace(FULL, by_hand={"w1": ("a",), "w2": ("c",)}),
+    ),
+    "all of a dead process's jobs": (
+        lambda jobs: jobs.forget_announced({"w2": ("c", "b", "a")}),
+        msgspec.structs.replace(FULL, by_hand={"w1": ("a",)}),
+    ),
+    "a run that was announced": (
+        lambda jobs: jobs.announce_run("w2", "c", running=()),
+        FULL,
+    ),
+    "jobs that nobody has announced": (
+        lambda jobs: jobs.forget_announced({"w1": ("b",), "w3": ("a",)}),
+        FULL,
+    ),
+}
+"""What is done, and what the record then says."""
+
+
+async def open_records(value: Edits) -> tuple[JobEdits, Keyspace, list[Exception]]:
+    """Return edits that are stored, the record, and what is reported."""
+    components, reports = Components.system(), list[Exception]()
+    store = MemoryStore(components=components)
+    records = Keyspace(lambda: store, "schedule/default/edits/", components, "edits")
+    await records.change("latest", lambda _: msgspec.to_builtins(value))
+    return JobEdits(records, components.clock, report=reports.append), records, reports
+
+
+@pytest.mark.parametrize("what", CHANGES)
+async def test_a_change_of_one_part_leaves_the_others(what: str) -> None:
+    """What leaders have to look at, and whose runs they watch; what stays costs no write."""
+    jobs, records, reports = await open_records(FULL)
+    before = await records.get("latest")
+    change, expected = CHANGES[what]
+    await change(jobs)
+    found = await jobs.read()
+    assert found is not None
+    known = len(FULL.recent)
+    assert msgspec.structs.replace(found, recent=found.recent[:known]) == expected
+    assert sorted(found.recent[known:]) == ([(4, "b"), (4, "c")] if what == "a note" else [])
+    assert (await records.get("latest") == before) is (expected == FULL)
+    assert not reports
+
+
+@pytest.mark.parametrize("what", CHANGES)
+async def test_a_record_of_newer_code_is_reported_and_stays(what: str) -> None:
+    """Whoever would change it goes on."""
+    jobs, records, reports = await open_records(FULL)
+    base = await records.get("latest")
+    assert base is not None
+    await records.store.write([Put(base.key, base.value, base, format=99)])
+    newer = await records.get("latest")
+    await CHANGES[what][0](jobs)
+    assert await records.get("latest") == newer
+    assert [type(report) for report in reports] == [NewerFormat] * (CHANGES[what][1] != FULL)
