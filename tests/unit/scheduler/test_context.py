@@ -62,6 +62,10 @@ async def test_attempts_do_not_share_data_or_loss() -> None:
     assert (first.lost, first.lost_reason) == (True, "it was late")
     assert (second.lost, second.lost_reason, second["size"], second.attempt) == (False, "", 3, 2)
     assert data == {"size": 3}
+    context.data["size"] = 5
+    assert (data, first["size"], second["size"]) == ({"size": 3}, 4, 3)
+    third = first.for_attempt(3)
+    assert (third.lost, third.lost_reason, third["size"], third.attempt) == (False, "", 4, 3)
 
 
 async def test_a_thread_runs_coroutines_on_the_loop() -> None:
@@ -81,6 +85,11 @@ async def test_a_thread_runs_coroutines_on_the_loop() -> None:
     assert await asyncio.to_thread(context.run, future) == 5
     with pytest.raises(LookupError, match="gone"):
         await asyncio.to_thread(lambda: context.run(fail()))
+
+    async def call_from_another_loop() -> object:
+        return context.run(work())
+
+    assert await asyncio.to_thread(lambda: asyncio.run(call_from_another_loop())) is loop
 
 
 async def test_the_loop_does_not_wait_for_itself() -> None:
