@@ -692,7 +692,7 @@ def test_a_run_that_has_ended_is_not_cancelled(is_failing: bool) -> None:
 
 
 def test_who_waits_for_a_run_that_was_left_behind_waits_for_no_other() -> None:
-    """Neither for one of the same job, nor after its own has ended."""
+    """Neither for one of the same job, nor after all calls of its own have ended."""
 
     def act(db: Any, context: JobContext) -> None:
         block(context["seconds"])
@@ -700,18 +700,19 @@ def test_who_waits_for_a_run_that_was_left_behind_waits_for_no_other() -> None:
     async def story(stage: ActionStage) -> None:
         executor = ActionExecutor(act, components=stage.components, threads=UserThreads())
         loop, tasks = asyncio.get_running_loop(), []
-        for name, seconds in (("slow", 60), ("quick", 20)):
+        for name, seconds in (("slow", 60), ("quick", 20), ("quick", 40)):
             context = build_context(execution_id=name, data={"seconds": seconds})
             run = executor.run(context, timeout=None, retries=0, listener=stage.listener)
             tasks.append(loop.create_task(run))
-        await until(lambda: len(executor.running) == 2, "both have begun")
+        await until(lambda: len(executor.running) == 3, "all have begun")
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         for name in ("none", "quick", "slow", "slow"):
             await executor.wait(name)
             left = sorted(context.execution_id for context in executor.running)
-            assert left == {"none": ["quick", "slow"], "quick": ["slow"], "slow": []}[name]
+            all_left = ["quick", "quick", "slow"]
+            assert left == {"none": all_left, "quick": ["slow"], "slow": []}[name]
 
     play(story)
 
