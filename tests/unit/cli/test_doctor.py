@@ -14,6 +14,7 @@ from jobsync.cli import doctor as module
 from jobsync.cli import schema as schema_module
 from jobsync.cli.doctor import doctor
 from jobsync.cli.schema import schema
+from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
 from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, JobsyncError, Misconfigured, NotFound, Unavailable
@@ -271,6 +272,7 @@ def test_the_tables_of_a_file_are_checked(tmp_path: Path) -> None:
         ((), 0, "all checks passed"),
         (("a name is created once", "a stale version is refused"), 1, "cannot use this store"),
         (("clocks agree",), 1, "but not with the clock of this machine"),
+        (("a name is created once", "clocks agree"), 1, "cannot use this store"),
     ],
 )
 def test_one_fix_for_several_failures_is_shown_once(
@@ -282,3 +284,95 @@ def test_one_fix_for_several_failures_is_shown_once(
     shown = capsys.readouterr().out
     assert shown.count("fix: mend it") == fixes
     assert last in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("failed", [[], ["first"], ["first", "second"]])
+@pytest.mark.parametrize("form", ["terminal", "pipe", "json"])
+def test_one_check_that_fails_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, form: str, failed: list[str]
+) -> None:
+    """Whichever it is; people see the store, and programs what was checked alone."""
+    findings = [
+        Finding("first", ok="first" not in failed, detail="the detail", fix="mend it"),
+        Finding("second", ok="second" not in failed),
+    ]
+
+    async def examine(_: object) -> list[Finding]:
+        return findings
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(module, "_examine", examine)
+    terminal = SimpleNamespace(isatty=lambda: form == "terminal")
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stdout=terminal))
+    done = CliRunner().invoke(doctor, ["memory://x", *(["--json"] if form == "json" else [])])
+    assert done.exit_code == (3 if failed else 0), done.exception
+    rows = [
+        {"check": "first", "ok": "first" not in failed, "detail": "the detail", "fix": "mend it"},
+        {"check": "second", "ok": "second" not in failed, "detail": "", "fix": ""},
+    ]
+    if form == "json":
+        assert json.loads(done.stdout) == rows
+    elif form == "pipe":
+        words: dict[object, object] = {True: "yes", False: "no"}
+        cells = [[words.get(cell, cell) for cell in row.values()] for row in rows]
+        assert [line.split("\t") for line in done.stdout.splitlines()] == [[*rows[0]], *cells]
+    else:
+        title, empty, *lines = done.stdout.splitlines()
+        assert (title, empty) == ("memory://x (from the command line)", "")
+        marks = {name: "FAIL" if name in failed else "pass" for name in ("first", "second")}
+        assert lines[:3] == [
+            f"  {marks['first']}  first: the detail",
+            "        fix: mend it",
+            f"  {marks['second']}  second",
+        ]
+
+
+async def test_a_missing_file_is_not_created(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The path is probably wrong; no store is opened."""
+    monkeypatch.setattr("jobsync.stores.opening.open_unjudged", None)
+    (found,) = await module._examine(parse_url(f"sqlite:///{tmp_path}/none.db"))
+    assert (found.check, found.ok) == ("the store can be opened", False)
+    assert found.detail == f"there is no file {tmp_path}/none.db"
+    assert found.fix.startswith("correct the path, or ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_clock", [False, True])
+@pytest.mark.parametrize("is_wrong", [False, True])
+async def test_clocks_are_compared_in_place_of_the_probe_where_the_store_has_none(
+    monkeypatch: pytest.MonkeyPatch, has_clock: bool, is_wrong: bool
+) -> None:
+    """A clock that is wrong fails the store, whose verdict is then not renewed."""
+    names = ("a name is created once", "clocks agree", "a stale version is refused")
+    findings = [Finding(name, ok=True, detail="by the probe") for name in names]
+    store, renewed = Closing(), list[object]()
+
+    async def return_(value: object) -> Any:
+        return value
+
+    def renew(*arguments: object) -> Any:
+        renewed.append(arguments)
+        return return_(None)
+
+    clocks = Finding("clocks agree", ok=not is_wrong, detail="compared")
+    monkeypatch.setattr("jobsync.stores.opening.open_unjudged", lambda *_: return_(store))
+    monkeypatch.setattr("jobsync.stores.probe.probe", lambda *_: return_([*findings]))
+    monkeypatch.setattr("jobsync.stores.probe.renew_verdict", renew)
+    monkeypatch.setattr(store, "now", lambda: return_(Wall(1.0) if has_clock else None))
+    monkeypatch.setattr(module, "_compare_clocks", lambda *_: return_(clocks))
+    _, *found = await module._examine(parse_url("memory://"))
+    expected = [findings[0], findings[1] if has_clock else clocks, findings[2]]
+    assert found[:3] == expected
+    assert bool(renewed) is (has_clock or not is_wrong)
+    assert [each.check for each in found[3:]] == (["queues"] if renewed else [])
+
+
+@pytest.mark.parametrize(("sql", "way"), [(None, "yes, in pages: "), (object(), "yes")])
+def test_a_store_has_queues_in_its_own_way(sql: object, way: str) -> None:
+    """In tables, or in pages, whose costs are told."""
+    found = module._describe_queues(cast("Any", SimpleNamespace(sql=sql, traits={})))
+    assert (found.check, found.ok) == ("queues", True)
+    assert found.detail.startswith(way)
+    assert (found.detail == "yes") is (sql is not None)

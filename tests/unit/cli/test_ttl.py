@@ -10,13 +10,14 @@ from chance import FakeClock
 from click.testing import CliRunner
 
 from jobsync.cli import ttl as module
+from jobsync.cli.render import Column
 from jobsync.cli.ttl import sweep_resources, ttl
 from jobsync.components import Components
 from jobsync.core.clock import Wall
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database.database import Database
 from jobsync.database.definition import IndexState
-from jobsync.errors import Unavailable
+from jobsync.errors import Invalid, Unavailable
 from jobsync.status.resources import IndexStatus
 from jobsync.status.ttl import ExpiryStatus
 from jobsync.stores.contract import Head
@@ -175,3 +176,97 @@ def test_a_resource_is_chosen_by_its_name(
         assert asked == [("next", chosen, 7)]
     else:
         assert asked == [("resources", chosen), ("due", chosen, 7)]
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "sessions"]])
+def test_what_is_cleaned_is_chosen_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Without one, all that expires is."""
+    asked: list[tuple[object, ...]] = []
+
+    async def sweep(*arguments: object) -> list[Any]:
+        asked.append(arguments)
+        return []
+
+    monkeypatch.setattr(module, "sweep_resources", sweep)
+    monkeypatch.setattr(module, "run_on_database", lambda _, work: asyncio.run(work("db")))
+    assert CliRunner().invoke(ttl, words).exit_code == 0
+    assert asked == [("db", words[1] if words[1:] else None)]
+
+
+@pytest.mark.parametrize("chosen", [None, "plain", "asked"])
+async def test_what_a_callback_decides_is_left_to_the_fleet(chosen: str | None) -> None:
+    """It is skipped beside others, and refused if it alone is meant; others are left alone, too."""
+    store = ClockedServer(MemoryStore())
+    async with Database(connection=store) as database:
+        for name, rule in (
+            ("asked", ExpiryRule(on_expire="callback")),
+            ("marked", ExpiryRule(on_expire="soft-delete")),
+            ("plain", ExpiryRule()),
+        ):
+            resource = await database.define_resource(name, rules=[rule])
+            old = [{"id": f"{name}{n}", "expires_at": NOW - 60} for n in range(2)]
+            await resource.insert_many(old[: 2 if name == "plain" else 1])
+        if chosen == "asked":
+            with pytest.raises(Invalid, match=r"^RESOURCE cannot be cleaned here: a callback"):
+                await sweep_resources(database, chosen)
+            return
+        rows = {row.pop("resource"): row for row in await sweep_resources(database, chosen)}
+        none = dict.fromkeys(("deleted", "soft_deleted", "archived", "kept", "errors"), 0)
+        nothing: dict[str, object] = {**none, "note": None}
+        every = {
+            "asked": {**nothing, "note": "skipped: a callback decides"},
+            "marked": {**nothing, "soft_deleted": 1},
+            "plain": {**nothing, "deleted": 2},
+        }
+        assert rows == (every if chosen is None else {chosen: every[chosen]})
+        assert await database.resource("asked").list_ids() == ["asked0"]
+        assert await database.resource("plain").list_ids() == []
+
+
+async def test_a_record_that_could_not_be_handled_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its resource, apart from the answer; so is what went wrong for all of them."""
+
+    class Sweep:
+        def __init__(self, *arguments: Any) -> None:
+            *_, self.listener, self.counts = arguments
+
+        async def run(self) -> None:
+            self.listener.on_error("a b", "it is locked")
+            self.listener.on_error(None, "the store is gone")
+
+    monkeypatch.setattr("jobsync.ttl.sweep.ResourceSweep", Sweep)
+    async with Database(connection=ClockedServer(MemoryStore())) as database:
+        await database.define_resource("sessions", rules=[ExpiryRule()])
+        await sweep_resources(database, None)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "jobsync: sessions 'a b': it is locked",
+        "jobsync: sessions: the store is gone",
+    ]
+
+
+def test_ages_are_told_by_the_clock_that_decides() -> None:
+    """Not by this machine's."""
+    rule = ExpiryRule(ttl=60.0, field="seen")
+    status = ExpiryStatus(
+        resource="sessions",
+        rule=rule,
+        backlog=3,
+        is_counted=True,
+        oldest_due=NOW - 300,
+        next_expiry=NOW + 300,
+        index=IndexStatus(rule=rule, state=IndexState("index", rule, True), done=4),
+        seen=NOW,
+    )
+    columns = {each.name: each for each in map(_to_column, module._build_columns([status]))}
+    assert columns["oldest_due"].format(status.oldest_due) == "5 min ago"
+    assert columns["next_expiry"].format(status.next_expiry) == "in 5 min"
+
+
+def _to_column(column: Column | str) -> Column:
+    return column if isinstance(column, Column) else Column(column)
