@@ -1,6 +1,7 @@
 """How scheduled jobs, their next instants and their history are shown."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +137,8 @@ def test_the_namespace_is_shown_if_there_are_several(capsys: Capture) -> None:
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.startswith("namespace\tjob\t")
     assert [line.split("\t")[0] for line in lines] == ["billing", "default"]
+    show_jobs([status("billing"), status("billing")], as_json=False)
+    assert capsys.readouterr().out.startswith("job\t")
 
 
 @pytest.mark.parametrize("pause", [None, JobPause(at=5.0)])
@@ -165,9 +168,41 @@ def test_instants_are_shown_in_both_zones(
     assert printed.err == ("" if pause is None else note)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "timezone", "shown"),
+    [
+        ("0 9 * * *", "UTC", "2027-01-15 09:00 UTC"),
+        ("30 0 9 * * *", "Asia/Tokyo", "2027-01-16 09:00:30 JST"),
+        ("0 0 9 * * *", "America/New_York", "2027-01-15 09:00 EST"),
+        ("0 0 29 2 *", "UTC", "2028-02-29 00:00 UTC"),
+    ],
+)
+def test_the_next_instant_is_in_the_zone_of_the_job(
+    schedule: str, timezone: str, shown: str, capsys: Capture
+) -> None:
+    """With seconds where it has some."""
+    definition = JobDefinition(schedule=schedule, timezone=timezone)
+    show("terminal", show_jobs, [status(definition=definition)])
+    header, line = capsys.readouterr().out.splitlines()
+    place = header.index("next fire")
+    assert re.split(" {2,}", line[place:])[0] == shown
+
+
+def test_a_job_that_is_special_and_fires_is_not_said_to_be_paused(capsys: Capture) -> None:
+    """Such as one that was edited, or that no process has."""
+    edited = msgspec.structs.replace(status(edits={"retries": 3}), workers=())
+    assert edited.marks == ("edited", "no process")
+    show_instants(edited, 1, as_json=False)
+    assert capsys.readouterr().err == ""
+
+
 ENTRIES: list[tuple[dict[str, Any], str, str]] = [
     ({"status": "success", "result": {"n": 3}, "duration": 0.0425}, '{"n":3}', "42.5 ms"),
     ({"status": "success", "duration": 75.25}, "", "75.2 s"),
+    *(
+        ({"status": "success", "result": result, "duration": 0.0}, text, "0 ms")
+        for result, text in ((0, "0"), (False, "false"), ("", '""'), ([], "[]"))
+    ),
     (
         {"status": "error", "error": "ValueError: no\n  File x", "duration": 1.0},
         "ValueError: no",
@@ -211,13 +246,14 @@ def test_an_entry_of_the_history_is_shown(
             position = line.index(text, position)
 
 
-@pytest.mark.parametrize(("fields", "detail", "duration"), ENTRIES[:4])
+@pytest.mark.parametrize(("fields", "detail", "duration"), ENTRIES[:8])
+@pytest.mark.parametrize("worker", ["w1", ""])
 def test_the_end_of_a_run_is_shown(
-    way: str, fields: dict[str, Any], detail: str, duration: str, capsys: Capture
+    way: str, worker: str, fields: dict[str, Any], detail: str, duration: str, capsys: Capture
 ) -> None:
     """People see the whole error."""
     entry = HistoryEntry(
-        job_name="cleanup", id="r", scheduled_time=NOW, attempts=2, worker_id="w1", **fields
+        job_name="cleanup", id="r", scheduled_time=NOW, attempts=2, worker_id=worker, **fields
     )
     show(way, show_end, "default", entry)
     printed = capsys.readouterr().out
@@ -227,14 +263,14 @@ def test_the_end_of_a_run_is_shown(
         header, line = printed.splitlines()
         row = dict(zip(header.split("\t"), line.split("\t"), strict=True))
         assert (row["job_name"], row["status"], row["attempts"], row["worker_id"], row["id"]) == (
-            *("cleanup", fields["status"], "2", "w1", "r"),
+            *("cleanup", fields["status"], "2", worker, "r"),
         )
         assert row["detail"] == detail
     else:
         title, *facts = printed.splitlines()
         assert title == f"cleanup: {fields['status']}"
         found = [" ".join(fact.split()) for fact in facts]
-        assert found[:3] == [f"duration {duration}", "attempts 2", "worker w1"]
+        assert found[:3] == [f"duration {duration}", "attempts 2", f"worker {worker or 'none'}"]
         rest = []
         if "error" in fields:
             first, *more = fields["error"].splitlines()
