@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from jobsync import Database, QueuePlugin
 from jobsync.cli.work import work
-from jobsync.errors import Misconfigured
+from jobsync.errors import Invalid, Misconfigured
 
 QUEUE = "default/emails → messages without a task → builtins.print"
 
@@ -178,3 +178,131 @@ def test_processes_get_the_options_of_their_supervisor(
     }
     is_told = "--log-format" not in options
     assert ("  processes 3" in done.stderr) is is_told
+
+
+@pytest.mark.parametrize("grace", [None, "7", "2m"])
+@pytest.mark.parametrize("number", [None, 0, 1])
+def test_a_process_has_the_grace_and_the_readiness_of_its_own(
+    started: Started, monkeypatch: pytest.MonkeyPatch, number: int | None, grace: str | None
+) -> None:
+    """As it was told; its probes and its file tell what keeps the database from working."""
+    database = Database("memory://", plugins=[QueuePlugin("emails", on_message=print)])
+    reports: list[Any] = []
+
+    async def create(*_: object) -> Database:
+        return database
+
+    monkeypatch.setattr("jobsync.cli.target.create_database", create)
+    monkeypatch.setattr(database, "unready", lambda: ["no session"])
+    monkeypatch.setattr("jobsync.cli.health.write_heartbeat", lambda *of: reports.append(of[1]))
+    words = ["--heartbeat-file", "a.b/beat.json", *(["--grace", grace] if grace else [])]
+    words += [] if number is None else ["--supervised", f"{number}:9"]
+    done = CliRunner().invoke(work, ["app:db", *words])
+    assert done.exit_code == 5, done.exception
+    expected = {None: 30.0, "7": 7.0, "2m": 120.0}[grace]
+    assert started.options["grace"] == expected
+    file = "beat.json" if number is None else f"beat.json.{number}"
+    assert started.options["heartbeat_file"] == Path("a.b") / file
+    assert [(each.status, each.reasons) for each in reports] == [("not_ready", ["no session"])]
+
+
+@pytest.mark.parametrize(
+    ("words", "plugin", "problem"),
+    [
+        ([], QueuePlugin("emails"), "TARGET has no handler for default/emails"),
+        (["--queues", "images"], QueuePlugin("emails", on_message=print), "--queues is not a"),
+        (["--grace", "400d"], QueuePlugin("emails", on_message=print), "--grace must be"),
+        (["--http", "no"], QueuePlugin("emails", on_message=print), "--http is not an address"),
+    ],
+)
+def test_a_process_that_cannot_work_as_told_is_refused_before_it_starts(
+    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    plugin: QueuePlugin,
+    problem: str,
+) -> None:
+    """The error names the option."""
+
+    async def create(*_: object) -> Database:
+        return Database("memory://", plugins=[plugin])
+
+    monkeypatch.setattr("jobsync.cli.target.create_database", create)
+    done = CliRunner().invoke(work, ["app:db", *words])
+    assert isinstance(done.exception, Invalid)
+    assert str(done.exception).startswith(problem)
+    assert (started.options, started.files, started.addresses) == ({}, [], [])
+
+
+@pytest.mark.parametrize("concurrency", [None, 7])
+def test_the_chosen_queues_work_with_the_chosen_number_of_handlers(
+    started: Started, monkeypatch: pytest.MonkeyPatch, concurrency: int | None
+) -> None:
+    """Others are idle in this process."""
+    plugins = [QueuePlugin(name, on_message=print, concurrency=2) for name in ("emails", "images")]
+    database = Database("memory://", plugins=plugins)
+
+    async def create(*_: object) -> Database:
+        return database
+
+    monkeypatch.setattr("jobsync.cli.target.create_database", create)
+    words = [] if concurrency is None else ["--concurrency", str(concurrency)]
+    done = CliRunner().invoke(work, ["app:db", "--queues", "images", *words])
+    assert (done.exit_code, started.options["link"]) == (5, None)
+    assert database.idle_plugins == {plugins[0]}
+    assert plugins[1].settings.concurrency == (concurrency or 2)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("number", [None, 0, 1])
+@pytest.mark.parametrize("http", [[], ["--http", "0"]])
+def test_a_store_that_is_not_used_and_the_probes_are_told_once(
+    started: Started,
+    caplog: pytest.LogCaptureFixture,
+    number: int | None,
+    log_format: str,
+    http: list[str],
+) -> None:
+    """By the first process: the others would say the same of the store."""
+    caplog.set_level("INFO", logger="jobsync.work")
+    words = ["--log-format", log_format, *http]
+    words += [] if number is None else ["--supervised", f"{number}:9"]
+    environ = {"JOBSYNC_URL": "memory://another"}
+    done = CliRunner(env=environ).invoke(work, ["app:db", *words])
+    assert (done.exit_code, len(started.addresses)) == (5, len(http) // 2)
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [text.partition(" and ")[0] for text in warnings] == (
+        [] if number == 1 else ["JOBSYNC_URL is memory://another"]
+    )
+    is_banner = (number, log_format) == (None, "text")
+    assert ("  probes   http://probes" in done.stderr.splitlines()) is (is_banner and bool(http))
+    facts = [
+        vars(each)["jobsync_fields"] for each in caplog.records if "jobsync_fields" in vars(each)
+    ]
+    if log_format == "json" and number != 1:
+        assert facts == [
+            {
+                "target": "app:db",
+                "store": "memory://",
+                "origin": "from the code",
+                "runs": [QUEUE],
+                **({"probes": "http://probes"} if http else {}),
+            }
+        ]
+    else:
+        assert facts == []
+
+
+@pytest.mark.parametrize("queues", [None, "emails,images"])
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_a_supervisor_tells_how_many_processes_it_runs_and_of_which_queues(
+    started: Started, queues: str | None, level: str
+) -> None:
+    """It logs as they do, and has no number."""
+    words = ["--processes", "3", "--log-level", level, *(["--queues", queues] if queues else [])]
+    done = CliRunner().invoke(work, ["app:db", *words])
+    assert (done.exit_code, started.logs) == (7, [("text", level)])
+    title, *lines = done.stderr.splitlines()
+    assert title.endswith(": app:db")
+    expected = ["  processes 3"] + ([f"  queues   {queues}"] if queues else [])
+    assert [*map(str.rstrip, lines)] == expected

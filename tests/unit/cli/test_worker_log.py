@@ -6,6 +6,7 @@ import json
 import logging
 import typing
 from collections.abc import Iterator
+from importlib import import_module
 
 import msgspec
 import pytest
@@ -51,7 +52,9 @@ DURATIONS = {
 
 
 def test_each_number_of_an_event_is_shown_as_a_time_or_a_number() -> None:
-    """Those of the known events, by the names of their fields."""
+    """Those of the events of all packages, by the names of their fields."""
+    for package in ("coordination", "jobs", "queue", "scheduler", "ttl"):
+        import_module(f"jobsync.{package}.events")
     numbers = {
         field
         for kind in known_events().values()
@@ -174,15 +177,16 @@ def test_an_exception_is_logged_with_its_lines(
 
 def test_lines_of_several_processes_have_their_number(capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a process that is alone have none."""
-    for process in (None, 3):
+    for process in (None, 3, 0):
         start_logging("text", "info", process)
         logging.getLogger("jobsync.work").warning("late")
         start_logging("json", "info", process)
         logging.getLogger("jobsync.work").warning("late")
-    text, line, numbered_text, numbered = capsys.readouterr().err.splitlines()
+    text, line, numbered_text, numbered, *first = capsys.readouterr().err.splitlines()
     assert (text[9:], numbered_text[9:]) == ("warning: late", "[3] warning: late")
     assert "process" not in json.loads(line)
     assert json.loads(numbered)["process"] == 3
+    assert (first[0][9:], json.loads(first[1])["process"]) == ("[0] warning: late", 0)
 
 
 def test_json_has_the_store_and_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
