@@ -93,8 +93,12 @@ def test_a_resource_is_that_of_the_default_namespace_first(name: str, queue: str
     queues = [QueuePlugin(resource, namespace=namespace) for namespace, resource in places]
     if queue is None:
         problem = "names several queues" if name == "twice" else "is not a queue"
-        with pytest.raises(Invalid, match=f"RESOURCE {problem} of app:db"):
+        with pytest.raises(Invalid, match=f"RESOURCE {problem} of app:db") as raised:
             _find_queues("app:db", queues, name)
+        # One that is among several is no slip of the pen: all are listed.
+        known = " or ".join(sorted(each.queue for each in queues))
+        fix = f"pass {known}, or pass --url" if name == "twice" else "did you mean default/emails?"
+        assert raised.value.fix.startswith(fix)
     else:
         assert [each.queue for each in _find_queues("app:db", queues, name)] == [queue]
 

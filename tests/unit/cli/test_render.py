@@ -233,3 +233,70 @@ def test_lines_end_between_words_only(
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(lines).split() == [*text.split(), "why", *text.split(), "empty"]
     assert all(len(line) <= columns or len(line.split()[-1]) > 30 for line in lines)
+
+
+def test_every_line_of_a_fact_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the first one, with its own indentation: it may be a trace."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    show_facts("title", [("error", "ValueError\n  File x\n    line 3\n\nend"), ("after", "all")])
+    indent = " " * 11
+    assert capsys.readouterr().out.splitlines() == [
+        "title",
+        "  error    ValueError",
+        f"{indent}  File x",
+        f"{indent}    line 3",
+        indent,
+        f"{indent}end",
+        "  after    all",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_right"),
+    [([1, 20], True), ([1, None], False), ([True, False], False), (["1", "20"], False)],
+)
+def test_numbers_are_aligned_at_their_last_digit(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[object],
+    is_right: bool,
+) -> None:
+    """In a column of nothing else; its header is, too."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_rows(["_how_many", "x"], [{"_how_many": each, "x": "y"} for each in values], as_json=False)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header == "how many  x"
+    assert {line.startswith(" ") for line in lines} == {is_right}
+
+
+def test_a_long_column_is_cut_before_others_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To 20 characters; then those that are spare go, and then it is cut further."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    columns = [Column("name"), Column("text", long=True), Column("more", spare=True)]
+    row = {"name": "n" * 10, "text": "t" * 60, "more": "m" * 10}
+    seen: dict[int, tuple[int, int, int]] = {}
+    for width in (90, 84, 83, 60, 44, 43, 32, 31, 20):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_rows(columns, [row], as_json=False)
+        line = capsys.readouterr().out.splitlines()[1]
+        assert len(line) <= width
+        counts = [line.count(letter) for letter in "ntm"]
+        seen[width] = (counts[0], counts[1] + line.count("…"), counts[2])
+    assert seen == {
+        90: (10, 60, 10),
+        84: (10, 60, 10),
+        83: (10, 59, 10),
+        60: (10, 36, 10),
+        44: (10, 20, 10),
+        43: (10, 31, 0),
+        32: (10, 20, 0),
+        31: (10, 19, 0),
+        20: (10, 8, 0),
+    }

@@ -107,3 +107,41 @@ def test_the_store_is_shown_with_its_origin(
         (record,) = caplog.records
         assert "JOBSYNC_URL is postgresql://***@host/fleet and not used" in record.getMessage()
         caplog.clear()
+
+
+@pytest.mark.parametrize("other", ["no-url", "postgresql://u:secret@", "memcached://host"])
+def test_a_url_that_is_not_used_may_be_wrong(caplog: pytest.LogCaptureFixture, other: str) -> None:
+    """It is told that it is not used, without its secrets, and nothing else."""
+    with caplog.at_level(logging.WARNING):
+        warn_of_other_store(Database("memory://"), {"JOBSYNC_URL": other})
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert text.startswith("JOBSYNC_URL is ")
+    assert "and not used: the code says memory://" in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize("url", ["memory://x", "sqlite:///a.db", "sqlite:///./a.db"])
+def test_the_same_store_is_no_other_one(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """However its URL is written."""
+    monkeypatch.chdir(tmp_path)
+    database = Database("memory://x" if url == "memory://x" else f"sqlite:///{tmp_path}/a.db")
+    warn_of_other_store(database, {"JOBSYNC_URL": url})
+    assert not caplog.records
+
+
+def test_queues_are_told_apart_by_what_they_handle() -> None:
+    """A queue without a handler is listed as one; what is idle here is not listed."""
+    plugins = [
+        QueuePlugin("emails"),
+        QueuePlugin("images", on_message=handle, namespace="eu"),
+        QueuePlugin("reports", on_message=handle),
+    ]
+    database = Database("memory://", plugins=plugins)
+    choose_work(database, "emails,images", None)
+    assert list(describe_work(database)) == [
+        "default/emails → no handler here: messages can only be enqueued",
+        f"eu/images → messages without a task → {__name__}.handle",
+    ]
