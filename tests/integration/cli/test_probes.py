@@ -291,6 +291,9 @@ def test_a_slow_request_is_cut_off() -> None:
         (b"GET /\xe4\xdc HTTP/1.1\r\n\r\n", b"HTTP/1.1 404"),
         (b"GET /readyz?verbose HTTP/1.0\r\n\r\n", b"HTTP/1.1 200"),
         (b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\nGET /livez HTTP/1.1\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /readyz HTTP/1.1\r\nA: " + b"x" * 4096 + b"\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /readyz HTTP/1.1\r\nA: " + b"x" * 8192 + b"\r\n\r\n", b"HTTP/1.1 431"),
+        (b"GET /" + b"x" * 9000, b"HTTP/1.1 431"),
         (b"", b""),
     ],
 )

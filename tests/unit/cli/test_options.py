@@ -229,6 +229,14 @@ def test_a_number_that_is_refused_gets_the_bounds(words: str, fix: str) -> None:
     assert fix in done.output
 
 
+@pytest.mark.parametrize("words", [[], ["queues"], ["queues", "list"], ["work"], ["why"]])
+def test_help_has_a_short_option_at_every_level(words: list[str]) -> None:
+    """It says the same as the long one."""
+    short, long = (CliRunner().invoke(cli, [*words, option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert short.stdout.startswith("Usage: ")
+
+
 def test_an_interrupted_command_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found: it was 1, that of a failure, if Ctrl-C came while the command was being loaded."""
 
