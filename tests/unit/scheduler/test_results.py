@@ -105,3 +105,21 @@ def test_hostile_results_are_described(name: str) -> None:
             assert type(text) is str
             json.dumps(text).encode()
             assert len(text) <= 1000
+
+
+class Long:
+    """An object with a long description."""
+
+    def __repr__(self) -> str:
+        return "x" * 5000
+
+
+@pytest.mark.parametrize("result", [Long(), "x" * 20_000, b"x" * 20_000, {Long(), 1}, [Long()] * 9])
+def test_a_description_has_at_most_1000_characters(result: object) -> None:
+    """Of whatever it is; its end shows that it was cut."""
+    shown = describe_result(result)
+    assert isinstance(shown, str)
+    assert 100 < len(shown) <= 1000
+    assert "…" in shown
+    if not isinstance(result, (set, list)):
+        assert len(shown) == 1000
