@@ -164,6 +164,8 @@ def test_a_program_without_such_a_database_is_refused(
         ("2d", 172800.0),
         ("30 s", 30.0),
         ("500ms", 0.5),
+        (" 5m\n", 300.0),
+        ("0", 0.0),
         *((text, None) for text in ("", "m", "5x", "-5", "nan", "inf", "1e3", "5 minutes")),
     ],
 )
@@ -201,6 +203,23 @@ def test_a_mistyped_command_gets_a_suggestion(words: list[str], hint: str) -> No
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
     assert hint in done.output
+
+
+@pytest.mark.parametrize("words", [["--wrok"], ["queues", "--wrok"], ["-w"]])
+def test_a_mistyped_option_is_no_command(words: list[str]) -> None:
+    """It is told as what it is."""
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert "No such option" in done.output
+    assert words[-1] in done.output.splitlines()[-1]
+
+
+def test_a_name_that_is_not_complete_yet_is_no_error() -> None:
+    """A shell completes it."""
+    context = click.Context(cli, resilient_parsing=True)
+    assert cli.resolve_command(context, ["wor"])[1] is None
+    with pytest.raises(click.UsageError, match="Did you mean 'work'"):
+        cli.resolve_command(click.Context(cli), ["wor"])
 
 
 @pytest.mark.parametrize("level", ["info", "INFO", "Warning"])
@@ -289,6 +308,7 @@ def test_the_answer_of_a_missing_file_names_what_was_looked_for(tmp_path: Path) 
     with pytest.raises(Misconfigured, match="refers to a missing file") as caught:
         run_on_store(url, read_cluster_status)
     assert caught.value.__notes__ == [f"Looked for {url} (from the command line)."]
+    assert (caught.value.field, caught.value.value) == ("url", url)
     assert list(tmp_path.iterdir()) == []
 
 
