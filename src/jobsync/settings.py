@@ -135,9 +135,10 @@ class Sources(msgspec.Struct, frozen=True):
         if own := _read_toml(directory / "jobsync.toml"):
             documents.append(("jobsync.toml", own))
         tools = _read_toml(directory / "pyproject.toml").get("tool", {})
-        if shared := _check_table("pyproject.toml [tool]", tools).get("jobsync"):
-            where = "pyproject.toml [tool.jobsync]"
-            documents.append((where, _check_table(where, shared)))
+        shared = _check_table("pyproject.toml [tool]", tools).get("jobsync", {})
+        where = "pyproject.toml [tool.jobsync]"
+        if table := _check_table(where, shared):
+            documents.append((where, table))
         return cls(dict(environ), tuple(documents))
 
     def __repr__(self) -> str:
@@ -343,7 +344,8 @@ def _get_table(
 
 def _check_table(place: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        name = place.rpartition(" ")[2].strip("[]")
+        # The table of a file that it is in, if any, and its own name.
+        name = ".".join(part.strip("[]") for part in place.split(" ")[1:])
         # The value is not shown: it may hold a secret.
         raise Misconfigured(place, type(value).__name__, "must be a table", f"write [{name}]")
     return value
