@@ -23,7 +23,7 @@ class CallStats(msgspec.Struct):
 
     calls: int = 0
     items: int = 0
-    """Keys, changes, entries or records that were sent or received."""
+    """Keys, changes, entries or records that were sent, received or removed."""
     requests: int = 0
     dollars: float = 0.0
     seconds: float = 0.0
@@ -123,6 +123,8 @@ class MeteredStore(StoreDecorator):
             result = await work()
             if isinstance(result, list):
                 items = len(result)
+            elif isinstance(result, int):
+                items = result
         except BaseException:
             stats.errors += 1
             raise

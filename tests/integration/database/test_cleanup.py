@@ -125,7 +125,7 @@ def test_cleanup_on_object_stores_costs_few_requests_a_day() -> None:
         # Each process checks what is due, and one of them cleans: one listing per prefix, two
         # for a plugin's and for notes on indexes; each tombstone is read and deleted once.
         checks, prefixes, twice = 3 * len(databases), 6, 1
-        assert spent <= days * (checks + prefixes + twice + 5) + 2 * 8
+        assert spent <= days * (checks + prefixes + twice + 7) + 2 * 8
         for database in databases:
             await database.disconnect()
 

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from jobsync import (
 from jobsync.stores.contract import Delete
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.metered import Meter, MeteredStore
+from jobsync.stores.metered import FREE, S3_TARIFF, Meter, MeteredStore, Tariff
 from jobsync.stores.objects.store import ObjectsStore
 from jobsync.stores.postgres.store import PostgresStore
 from jobsync.stores.settling import SettlingStore
@@ -219,3 +220,93 @@ async def test_outcomes_are_counted_by_their_kind() -> None:
     stats = meter["write"]
     assert (stats.calls, stats.items) == (5, 9)
     assert (stats.conflicts, stats.unknowns, stats.errors) == (2, 3, 0)
+
+
+PRICED = Tariff(
+    {call: (n, 2 * n) for n, call in enumerate(("get", "heads", "bury", "append", "drop"), 2)},
+    {call: (3.0 * n, 5.0 * n) for n, call in enumerate(("get", "scan", "bury", "write"), 2)},
+)
+"""Every call has another price, and another number of requests."""
+
+
+class SlowStore(StoreDecorator):
+    """Takes a second and a half for each call."""
+
+    def __init__(self, inner: Store, clock: FakeClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    async def around(self, call: str, sent: int, work: Callable[[], Any]) -> Any:
+        self._clock.mono_seconds += 1.5
+        return await super().around(call, sent, work)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("call", "answer", "items"),
+    [
+        ("get_many", [RECORD, None, None], 3),
+        ("write", [Conflicted()] * 3, 3),
+        ("heads", [1, 2, 3], 3),
+        ("heads", [], 0),
+        ("scan", [RECORD] * 4, 4),
+        ("read", [1, 2, 3, 4, 5], 5),
+        ("append", None, 2),
+        ("drop", None, 2),
+        ("discard", 6, 6),
+        ("bury", 7, 7),
+        ("bury", 0, 0),
+        ("age", 7.5, 1),
+        ("age", None, 1),
+    ],
+)
+async def test_a_call_costs_what_it_sent_received_or_removed(
+    call: str, answer: object, items: int, *, fails: bool
+) -> None:
+    """By its own tariff, with its own duration, each time; one that fails costs what it sent."""
+    clock, meter = FakeClock(), Meter(PRICED)
+    inner = WitnessStore()
+    inner.answer, inner.failure = answer, Unavailable("store", "gone") if fails else None
+
+    store = MeteredStore(SlowStore(inner, clock), meter, clock)
+    kind = call.removesuffix("_many")
+    counted = SENT.get(call, 0) if fails else items
+    stats = meter[kind]
+    for times in (1, 2):
+        with suppress(Unavailable):
+            await getattr(store, call)(**{name: VALUES[name] for name in list_arguments(call)})
+        clock.mono_seconds += 100
+        requests = PRICED.count(kind, counted)
+        assert (stats.calls, stats.items, stats.errors) == (
+            times,
+            times * counted,
+            times * fails,
+        )
+        assert (stats.requests, stats.dollars) == (
+            times * requests,
+            times * PRICED.price(kind, counted),
+        )
+        assert stats.seconds == pytest.approx(times * 1.5)
+    assert (meter.requests, meter.dollars) == (stats.requests, stats.dollars)
+
+
+@pytest.mark.parametrize(
+    ("call", "requests", "writes", "reads"),
+    [
+        ("get", 3, 0, 3),
+        ("write", 3, 3, 0),
+        ("heads", 1, 1, 0),
+        ("scan", 4, 1, 3),
+        ("append", 1, 1, 0),
+        ("read", 4, 1, 3),
+        ("discard", 1, 1, 0),
+        ("bury", 7, 1, 3),
+        ("drop", 1, 0, 0),
+        ("age", 1, 0, 0),
+    ],
+)
+def test_the_tariff_of_s3(call: str, requests: int, writes: int, reads: int) -> None:
+    """For three items: listings cost what writes cost, reads a twelfth, and deletes nothing."""
+    assert S3_TARIFF.count(call, 3) == requests
+    assert S3_TARIFF.price(call, 3) == pytest.approx(writes * 5e-6 + reads * 0.4e-6)
+    assert (FREE.count(call, 3), FREE.price(call, 3)) == (1, 0)
