@@ -299,6 +299,7 @@ def test_a_resolution_is_shown_with_its_type() -> None:
         ("count", {5: "five", "Secret": "hush"}, {5: "five", "Secret": "***"}),
         ("count", Secret("hush"), "***"),
         ("count", ("s3://K:hush@bucket", 5, None), ["s3://***@bucket", 5, None]),
+        ("token", "hush", "***"),
         ("token", True, True),
         ("token", None, None),
         ("count", "plain", "plain"),
@@ -308,7 +309,7 @@ def test_an_unknown_name_hides_what_it_or_its_likeness_would(
     name: str, value: object, shown: object
 ) -> None:
     """A secret by its own name, or by that of the setting which was probably meant."""
-    assert mask_unknown(name, value, ["password", "url", "cont"]) == shown
+    assert mask_unknown(name, value, ["password", "url", "cont", "broken"]) == shown
 
 
 @pytest.mark.parametrize(
