@@ -113,7 +113,10 @@ CASES: list[tuple[JobsyncError, dict[str, Any], str]] = [
     (
         MessageClaimLost("m1", "it is over"),
         {"task_id": "m1", "reason": "it is over"},
-        "Message 'm1' is no longer claimed here: it is over. Nothing of the transaction was written.",
+        (
+            "Message 'm1' is no longer claimed here: it is over. "
+            "Nothing of the transaction was written."
+        ),
     ),
     (
         Fenced("a/b", 3),
@@ -194,8 +197,10 @@ def test_lists_that_change_later_do_not_change_an_error() -> None:
     known, problems = ["a", "b"], list(PROBLEMS)
     missing, invalid = NotFound("queue", "x", known), InvalidRecord("users", problems)
     before = [str(error) for error in (incomplete, missing, invalid)]
-    for changed in (*ids.values(), known, problems):
+    for changed in ids.values():
         changed.clear()
+    known.clear()
+    problems.clear()
     assert [str(error) for error in (incomplete, missing, invalid)] == before
     assert [getattr(incomplete, name) for name in ids] == [(name,) for name in ids]
     assert (missing.known, invalid.problems) == (("a", "b"), PROBLEMS)
