@@ -3,6 +3,7 @@
 import base64
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -114,3 +115,48 @@ def test_record_ids_fit_after_the_highest_random_number(clock: Clock) -> None:
 def test_two_calls_in_the_same_instant_have_different_ids(ids: Ids) -> None:
     """Each draws bits of its own: they differ before the digits that are counted."""
     assert not {name[:-12] for name in ids.records(3)} & {name[:-12] for name in ids.records(3)}
+
+
+class CountingRandomness(SeededRandomness):
+    """Counts the bytes that are drawn."""
+
+    drawn = 0
+
+    def bytes(self, count: int) -> bytes:
+        self.drawn += count
+        return super().bytes(count)
+
+
+def test_each_id_has_all_its_random_bits() -> None:
+    """As many as are drawn, in their order, none twice; without a write none are drawn."""
+    randomness, clock = CountingRandomness(3), FakeClock()
+    ids = Ids(clock, randomness)
+    calls: list[tuple[Callable[[], str], int, str]] = [
+        (ids.worker, 6, r"worker-1700000000000-([0-9a-f]{12})"),
+        (lambda: ids.incarnation("worker-1-a"), 4, r"worker-1-a\.([0-9a-f]{8})"),
+        (ids.batch, 6, r"1700000000000-([0-9a-f]{12})"),
+    ]
+    drawn = SeededRandomness(3)
+    for call, count, pattern in calls:
+        for _ in range(3):
+            before = randomness.drawn
+            found = re.fullmatch(pattern, call())
+            assert found is not None
+            assert found[1] == drawn.bytes(count).hex()
+            assert randomness.drawn - before == count
+    before = randomness.drawn
+    assert ids.nonces(0) == []
+    assert randomness.drawn == before
+
+
+def test_the_ids_of_records_have_the_bits_that_were_drawn() -> None:
+    """74 random bits: all but those of the version and of the variant."""
+    ids = Ids(FakeClock(), SeededRandomness(5))
+    drawn = SeededRandomness(5)
+    for _ in range(20):
+        (name,) = ids.records(1)
+        digits = drawn.bytes(10).hex()
+        assert name[:14] == "018bcfe5-6800-"
+        shown = name[14:].replace("-", "")
+        assert (shown[0], shown[1:4], shown[5:]) == ("7", digits[:3], digits[4:19])
+        assert int(shown[4], 16) & 3 == int(digits[3], 16) & 3

@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
-from jobsync import Corrupt, Events, Put, Record
+from jobsync import Corrupt, Events, Invalid, Put, Record
 from jobsync.events import Event
 from jobsync.stores.corruption_log import (
     CorruptionLog,
@@ -66,6 +68,35 @@ def test_a_value_of_another_kind_is_corrupt() -> None:
     with pytest.raises(Corrupt) as caught:
         convert_record(record, dict[str, int])
     assert caught.value.key == "n/a"
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A value with a check of its own."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise Invalid("n", self.n, "must be 0 or more", "use 0")
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ({"n": "x"}, "Expected `int`, got `str`"),
+        ({}, "missing required field `n`"),
+        ([5], "Expected `object`, got `array`"),
+        (None, "Expected `object`, got `null`"),
+        ({"n": -1}, "n must be 0 or more (got -1)"),
+    ],
+)
+def test_a_value_that_breaks_a_rule_is_corrupt_with_the_reason(value: Any, detail: str) -> None:
+    """Of its type, or of a check of its own: a damaged record is no mistake of the caller."""
+    assert convert_record(Record("n/a", {"n": 0}, "v", 1, 0, 1, "A" * 12), Checked) == Checked(0)
+    with pytest.raises(Corrupt) as caught:
+        convert_record(Record("n/a", value, "v", 1, 0, 1, "A" * 12), Checked)
+    assert caught.value.key == "n/a"
+    assert detail in caught.value.detail
 
 
 class DamagedStore(StoreDecorator):

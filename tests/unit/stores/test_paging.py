@@ -1,9 +1,12 @@
 """All that is below a prefix is read page by page, with no more requests than needed."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from jobsync import Components
 from jobsync.stores.contract import Put, Store
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.paging import drop_all, head_pages, scan_pages, split_pages
@@ -70,6 +73,48 @@ async def test_everything_is_dropped_and_counted_also_beyond_a_page(
     store, _ = await _fill(9)
     assert await drop_all(store, "paged/") == 9
     assert await store.heads("paged/") == []
+
+
+class BusyStore(StoreDecorator):
+    """Others write below the same prefix: before, between and after what was listed."""
+
+    def __init__(self, inner: Store, keys: list[str]) -> None:
+        super().__init__(inner)
+        self._keys = keys
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        await self.inner.drop(keys)
+        if self._keys:
+            await self.inner.create(self._keys.pop(), {})
+
+
+async def test_what_is_written_meanwhile_is_dropped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is in the order, and counted; what was deleted leaves a tombstone."""
+    monkeypatch.setattr("jobsync.stores.paging.PAGE_SIZE", 4)
+    store, _ = await _fill(9)
+    deleted = await store.get("paged/3")
+    assert deleted is not None
+    await store.delete(deleted)
+    busy = BusyStore(store, ["paged/5", "paged/9", "paged/0", "paged/1"])
+    assert await drop_all(busy, "paged/") == 8 + 4
+    assert await store.heads("paged/") == []
+    assert await store.get("paged/3", tombstones=True) is not None
+
+
+async def test_pages_end_early_for_those_who_want_no_more() -> None:
+    """Nothing is read ahead; tombstones take no place on a page."""
+    store, meter = await _fill(9)
+    for key in ("paged/1", "paged/4"):
+        record = await store.get(key)
+        assert record is not None
+        await store.delete(record)
+    async for page in scan_pages(store, "paged/", after="paged/0", size=3):
+        assert [record.key[-1] for record in page] == list("235")
+        break
+    async for heads in head_pages(store, "paged/", after="paged/0", size=3):
+        assert [head.key[-1] for head in heads] == list("235")
+        break
+    assert meter["scan"].calls == meter["heads"].calls == 1
 
 
 def test_a_sequence_is_split() -> None:
