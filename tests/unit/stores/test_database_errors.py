@@ -12,7 +12,12 @@ from chance import FakeClock
 from jobsync import Corrupt, JobsyncError, Misconfigured, Unavailable
 from jobsync.core.secrets import Secret
 from jobsync.core.urls import PostgresUrl
-from jobsync.stores.postgres.connection import connection_error, first_line, statement_error
+from jobsync.stores.postgres.connection import (
+    connection_error,
+    first_line,
+    hide_secrets,
+    statement_error,
+)
 from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost, _RolledBack
 from jobsync.stores.sqlite.file import CommitFailed, SqliteFile
 
@@ -192,3 +197,76 @@ def test_a_refused_connect_says_what_to_change(text: str) -> None:
     assert type(error) is kind
     assert words in str(error)
     assert "hush-hush" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("password", "params", "shown"),
+    [
+        (None, (), "words with hush and two"),
+        (Secret(""), (), "words with hush and two"),
+        (Secret("hush"), (), "words with *** and two"),
+        (None, (("a", Secret("hush")), ("b", Secret("two"))), "words with *** and ***"),
+        (Secret("two"), (("a", Secret("")), ("b", Secret("hush"))), "words with *** and ***"),
+        (Secret("hush and two"), (("a", Secret("")),), "words with ***"),
+    ],
+)
+def test_every_secret_of_a_url_is_hidden_and_nothing_else(
+    password: Secret | None, params: tuple[tuple[str, Secret], ...], shown: str
+) -> None:
+    """An empty one hides nothing."""
+    url = PostgresUrl(host="h", database="d", password=password, params=params)
+    assert hide_secrets(url, "words with hush and two") == shown
+    assert first_line(url, psycopg.Error("words with hush and two\nmore")) == shown
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "\n \n"])
+def test_an_error_without_words_is_named_by_its_type(text: str) -> None:
+    """A message that says nothing helps nobody."""
+    assert first_line(URL, psycopg.OperationalError(text)) == "OperationalError"
+    assert first_line(URL, psycopg.OperationalError(f"{text}words\nmore")) == "words"
+    assert "OperationalError" in str(statement_error(URL, psycopg.OperationalError(text)))
+    assert "OperationalError" in str(connection_error(URL, psycopg.OperationalError(text)))
+
+
+@pytest.mark.parametrize(
+    ("needs", "used", "kind", "words"),
+    [
+        (True, False, Misconfigured, "needs a password"),
+        (True, True, Misconfigured, "needs a password"),
+        (False, True, Misconfigured, "wrong user or password"),
+        (False, False, Misconfigured, "wrong user or password"),
+    ],
+)
+def test_a_password_that_is_missing_is_not_a_wrong_one(
+    needs: bool, used: bool, kind: type[JobsyncError], words: str
+) -> None:
+    """The connection knows which it was; what is not asked for says nothing."""
+
+    class Refused(psycopg.OperationalError):
+        pgconn = cast("Any", SimpleNamespace(needs_password=needs, used_password=used))
+
+    error = Refused("password authentication failed")
+    found = connection_error(URL, error)
+    assert type(found) is kind
+    assert words in str(found)
+
+
+FIXES: dict[str | None, str] = {
+    None: "check that the server runs and can be reached",
+    "25006": "point the url to the primary, or SET default_transaction_read_only = off",
+    "42P01": "run `jobsync schema URL` and have an administrator apply it",
+    "57014": "raise statement_timeout and lock_timeout of this role",
+    "53100": "free some space",
+    "53300": "check the server's log",
+    "XX001": "check the server's log",
+    "08003": "check the server's log",
+    "42883": "check that nobody else changed jobsync's tables",
+}
+
+
+@pytest.mark.parametrize("state", FIXES)
+def test_each_kind_of_refusal_has_a_fix_of_its_own(state: str | None) -> None:
+    """What an administrator can do about this one."""
+    error = statement_error(URL, postgres_error(state))
+    assert isinstance(error, Unavailable | Misconfigured)
+    assert error.fix == FIXES[state]
