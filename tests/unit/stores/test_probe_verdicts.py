@@ -60,15 +60,20 @@ class Server(StoreDecorator):
         self.write_failure: Exception | None = None
         self.drop_failure: Exception | None = None
         self.heads_failure: Exception | None = None
-        self.lost_verdicts = 0
+        self.lost_requests = 0
+        self.lost_replies = 0
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         if self.write_failure is not None:
             raise self.write_failure
+        is_verdict = changes[0].key == VERDICT_KEY
+        if is_verdict and self.lost_requests:
+            self.lost_requests -= 1
+            return [Unknown("lost") for _ in changes]
         outcomes = await self.inner.write(changes)
-        if self.lost_verdicts and changes[0].key == VERDICT_KEY:
-            self.lost_verdicts -= 1
-            return [Unknown("lost") for _ in outcomes]
+        if is_verdict and self.lost_replies:
+            self.lost_replies -= 1
+            return [Unknown("lost") for _ in changes]
         return outcomes
 
     async def drop(self, keys: Sequence[str]) -> None:
@@ -152,18 +157,23 @@ async def test_a_store_that_does_not_answer_is_no_reader(
 
 
 @pytest.mark.parametrize("former", ["none", "verdict", "tombstone"])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("requests", "replies"), [(0, 0), (0, 1), (1, 0), (2, 1)])
 async def test_a_verdict_says_what_was_found_and_when(
-    former: str, lost: int, server: Server, components: Components, clock: FakeClock
+    former: str,
+    requests: int,
+    replies: int,
+    server: Server,
+    components: Components,
+    clock: FakeClock,
 ) -> None:
-    """In the place of an earlier one or of its tombstone; also if the reply to it is lost."""
+    """In the place of an earlier one or of its tombstone; also if requests and replies are lost."""
     if former != "none":
         await keep(server, 5.0, 0)
     if former == "tombstone":
         record = await server.get(VERDICT_KEY)
         assert record is not None
         await server.delete(record)
-    server.lost_verdicts = lost
+    server.lost_requests, server.lost_replies = requests, replies
     await probe_and_record(server, components)
     record = await server.get(VERDICT_KEY)
     assert record is not None
