@@ -199,7 +199,15 @@ def test_damaged_columns_name_their_record(columns: tuple[Any, ...], words: str)
     assert caught.value.detail
 
 
-@pytest.mark.parametrize("data", ['["NNNNNNNNNNNN",1,0,1,{]', '["short",1,0,1,5]'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        '["NNNNNNNNNNNN",1,0,1,{]',
+        '["short",1,0,1,5]',
+        '["NNNNNNNNNNNN",1,0,1,1e999]',
+        '["NNNNNNNNNNNN",1,0,1,{"a":[1e400]}]',
+    ],
+)
 def test_a_damaged_object_names_its_record(data: str) -> None:
     """Not its version or its place."""
     with pytest.raises(Corrupt) as caught:
