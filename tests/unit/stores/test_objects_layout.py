@@ -195,3 +195,14 @@ def test_foreign_objects_are_recognised_by_their_names() -> None:
         "1794731956371-ca547d85fb8b", 2
     )
     assert BatchName.parse("1794731956371-ca547d85fb8b") is None
+
+
+@pytest.mark.parametrize(
+    ("size", "tombstone"),
+    [(0, False), (1, False), (21, False), (22, True), (255, True), (256, False), (10_000, False)],
+)
+def test_a_listing_tells_tombstones_by_their_size(size: int, *, tombstone: bool) -> None:
+    """What is smaller than the smallest was written by others: it is listed, and reported."""
+    assert is_tombstone(size) is tombstone
+    smallest = encode_object(record(None, TRAIL, 1, 0, 1, deleted=True), None)
+    assert len(smallest) == 22

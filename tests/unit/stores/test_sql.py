@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobsync.stores.sql import as_array, escape_copy, fill_in, load_sql, quote_name
+from jobsync.stores.sql import (
+    as_array,
+    escape_copy,
+    fill_in,
+    load_schema_steps,
+    load_sql,
+    quote_name,
+)
 
 TEXT = """
 -- Statements on records.
@@ -108,3 +115,29 @@ def test_a_quoted_name_is_one_identifier(name: str) -> None:
     assert (quoted[0], quoted[-1]) == ('"', '"')
     assert quoted[1:-1].replace('""', "") == name.replace('"', "")
     assert quoted[1:-1].count('"') == 2 * name.count('"')
+
+
+@pytest.mark.parametrize("first", ["name", "fragment"])
+@pytest.mark.parametrize("second", ["name", "fragment"])
+def test_a_name_is_used_once_by_blocks_of_any_kind(first: str, second: str, tmp_path: Path) -> None:
+    """Else one would hide the other."""
+    with pytest.raises(ValueError, match="two blocks with the name 'read'"):
+        load(tmp_path, f"-- {first}: read\nx\n-- {second}: read\ny\n")
+
+
+def test_only_fragments_are_inserted(tmp_path: Path) -> None:
+    """In the order of the file: also in other fragments, and only in what comes after them."""
+    text = (
+        "-- fragment: a\nA;\n-- fragment: b\n{a} B\n-- name: c\n{b} {later} {d};;\n"
+        "-- name: d\nD\n-- fragment: later\nL\n-- name: e\n{c} {d} {later}\n"
+    )
+    assert load(tmp_path, text) == {"c": "A B {later} {d};", "d": "D", "e": "{c} {d} L"}
+
+
+def test_the_steps_of_a_schema_are_in_the_order_of_their_versions(tmp_path: Path) -> None:
+    """Also beyond the ninth; other statements belong to no step."""
+    blocks = [f"-- name: v{n}_{part}\nS{n}{part};\n" for n in range(1, 13) for part in "ab"]
+    others = "-- name: version\nV;\n-- name: view_1\nW;\n"
+    (tmp_path / "schema.sql").write_text("".join(blocks) + others, encoding="utf-8")
+    steps = load_schema_steps(str(tmp_path / "module.py"), "schema.sql")
+    assert steps == tuple((f"S{n}a", f"S{n}b") for n in range(1, 13))
