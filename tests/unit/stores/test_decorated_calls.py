@@ -12,15 +12,17 @@ from chance import FakeClock, SeededRandomness
 from jobsync import (
     Applied,
     Components,
+    Conflict,
     Conflicted,
     Events,
+    OutcomeUnknown,
     Put,
     Record,
     Store,
     Unavailable,
     Unknown,
 )
-from jobsync.stores.contract import Delete
+from jobsync.stores.contract import Delete, find_applied, unwrap
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import FREE, S3_TARIFF, Meter, MeteredStore, Tariff
@@ -310,3 +312,14 @@ def test_the_tariff_of_s3(call: str, requests: int, writes: int, reads: int) -> 
     assert S3_TARIFF.count(call, 3) == requests
     assert S3_TARIFF.price(call, 3) == pytest.approx(writes * 5e-6 + reads * 0.4e-6)
     assert (FREE.count(call, 3), FREE.price(call, 3)) == (1, 0)
+
+
+def test_an_unknown_outcome_is_neither_a_record_nor_a_conflict() -> None:
+    """Whoever asks for the record of a change."""
+    for ask in (unwrap, find_applied):
+        assert ask(Applied(RECORD), "n/a") is RECORD
+        with pytest.raises(OutcomeUnknown, match="n/a is unknown \\(lost\\)"):
+            ask(Unknown("lost"), "n/a")
+    assert find_applied(Conflicted(), "n/a") is None
+    with pytest.raises(Conflict, match="n/a was changed"):
+        unwrap(Conflicted(), "n/a")
