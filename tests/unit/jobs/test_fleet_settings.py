@@ -1,6 +1,7 @@
 """Whether a node may join with its settings, by the stored ones and by who is alive."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from jobsync.jobs.events import SettingsChanged
 from jobsync.jobs.fleet_settings import FleetSettings
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
-from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -162,3 +163,53 @@ async def test_a_change_that_was_cut_off_is_completed_by_the_next(refused: int) 
     sheets = [record.value for record in await store.scan(KEYS.pins)]
     tokens = [batch["tokens"] for sheet in sheets for batch in sheet["batches"]]
     assert tokens == [[token_of("t", 20)]] * 2
+
+
+class WatchedStore(StoreDecorator):
+    """Tells of each request before it is made."""
+
+    def __init__(self, inner: Store, on_request: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self._on_request = on_request
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        await self._on_request()
+        return await self.inner.get_many(keys, tombstones=tombstones)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        await self._on_request()
+        return await self.inner.write(changes)
+
+
+REQUESTS = 12
+"""More than a change of settings takes."""
+
+
+async def test_never_do_two_nodes_with_different_settings_go_on() -> None:
+    """Whichever steps of the one the other takes its two between: it registers, and reads."""
+    places = itertools.combinations_with_replacement(range(REQUESTS), 2)
+    ends = {await settle_beside(*each) for each in places}
+    assert ends == {(True, False), (False, True), (False, False)}
+
+
+async def settle_beside(registers: int, reads: int) -> tuple[bool, bool]:
+    """Settle, while another node takes its steps before these requests; return who goes on."""
+    nodes: list[NodeRecord] = []
+    stage, seen, requests = Stage(nodes), list[Any](), itertools.count()
+    await stage.store_sessions()
+    await stage.store.create(KEYS.settings, THEIRS)
+
+    async def take_steps() -> None:
+        number = next(requests)
+        if number == registers:
+            nodes.append(node("live.1"))
+        if number == reads:
+            seen.append(await stage.read())
+
+    stage.settings._store = WatchedStore(stage.store, take_steps)
+    goes_on = await stage.settings.settle()
+    while not seen:
+        await take_steps()
+    return goes_on, seen == [THEIRS]
