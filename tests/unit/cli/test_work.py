@@ -148,9 +148,11 @@ def test_a_heartbeat_file_that_cannot_be_written_is_refused_before_the_work(
     [
         ([], {}),
         (["--grace", "2m"], {"--grace": "120.0"}),
+        (["--grace", "0"], {"--grace": "0.0"}),
         (["--concurrency", "3"], {"--concurrency": "3"}),
         (["--queues", "a, b"], {"--queues": "a, b"}),
         (["--http", "0.0.0.0:80"], {"--http": "0.0.0.0:80"}),
+        (["--http", "0"], {"--http": "0"}),
         (["--heartbeat-file", "x/beat"], {"--heartbeat-file": "x/beat"}),
         (["--log-format", "json"], {"--log-format": "json"}),
         (["--log-level", "DEBUG"], {"--log-level": "debug"}),
@@ -180,7 +182,7 @@ def test_processes_get_the_options_of_their_supervisor(
     assert ("  processes 3" in done.stderr) is is_told
 
 
-@pytest.mark.parametrize("grace", [None, "7", "2m"])
+@pytest.mark.parametrize("grace", [None, "0", "7", "2m"])
 @pytest.mark.parametrize("number", [None, 0, 1])
 def test_a_process_has_the_grace_and_the_readiness_of_its_own(
     started: Started, monkeypatch: pytest.MonkeyPatch, number: int | None, grace: str | None
@@ -199,7 +201,7 @@ def test_a_process_has_the_grace_and_the_readiness_of_its_own(
     words += [] if number is None else ["--supervised", f"{number}:9"]
     done = CliRunner().invoke(work, ["app:db", *words])
     assert done.exit_code == 5, done.exception
-    expected = {None: 30.0, "7": 7.0, "2m": 120.0}[grace]
+    expected = {None: 30.0, "0": 0.0, "7": 7.0, "2m": 120.0}[grace]
     assert started.options["grace"] == expected
     file = "beat.json" if number is None else f"beat.json.{number}"
     assert started.options["heartbeat_file"] == Path("a.b") / file

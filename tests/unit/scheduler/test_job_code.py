@@ -100,6 +100,28 @@ async def test_a_version_that_could_not_be_stored_is_published_later(
     assert len(fleet.peers) == 2
 
 
+async def test_jobs_that_are_added_while_a_version_is_stored_are_published_next(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them: the version under way has them or not, and the last one has all."""
+    code, others = fleet.start(a="@daily"), fleet.start(b="@daily", c="@hourly")
+    write = CodeVersions.write
+
+    async def write_beside(versions: CodeVersions, *arguments: Any) -> bool:
+        if left := others._known.keys() - code._known.keys():
+            name = min(left)
+            cast("Any", code._known)[name] = others._known[name]
+            code.change()
+        return await write(versions, *arguments)
+
+    monkeypatch.setattr(CodeVersions, "write", write_beside)
+    for jobs in ("a", "ab", "abc", "abc"):
+        await code.publish()
+        published = fleet.peers[-1].facts[FACT]
+        assert await fleet.jobs.code.read(published) == {*jobs}
+    assert len(fleet.peers) == 3
+
+
 async def test_the_count_of_starts_never_goes_back(fleet: Fleet) -> None:
     """Whatever is written in between: the higher count's definitions hold."""
     code, highest = fleet.jobs.code, 0
