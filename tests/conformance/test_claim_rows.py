@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from queue_calls import claim, new_messages, settle
-from queue_locations import PostgresQueues, SqliteQueues
+from queue_locations import PostgresQueues, SqliteQueues, find_empty_location
 
 from jobsync.queue.backend import QueueBackend
 
@@ -18,11 +18,8 @@ async def location(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[SqliteQueues | PostgresQueues]:
     """An empty database."""
-    location: SqliteQueues | PostgresQueues
-    if request.param == "sqlite":
-        location = SqliteQueues(tmp_path / "queues.db")
-    else:
-        location = PostgresQueues(request.getfixturevalue("postgres").url)
+    location = find_empty_location(request, tmp_path)
+    assert isinstance(location, SqliteQueues | PostgresQueues)
     yield location
     await location.close()
 

@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from queue_locations import PostgresQueues, SqliteQueues, list_in_view
-from servers import PostgresServer
+from queue_locations import PostgresQueues, SqliteQueues, find_empty_location, list_in_view
 
 from jobsync.core.messages import MessageState, Transition
 from jobsync.queue.backend import NewMessage, QueueBackend, Settlement
@@ -33,12 +32,8 @@ async def location(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[SqliteQueues | PostgresQueues]:
     """An empty database."""
-    location: SqliteQueues | PostgresQueues
-    if request.param == "sqlite":
-        location = SqliteQueues(tmp_path / "queues.db")
-    else:
-        server: PostgresServer = request.getfixturevalue("postgres")
-        location = PostgresQueues(server.url)
+    location = find_empty_location(request, tmp_path)
+    assert isinstance(location, SqliteQueues | PostgresQueues)
     yield location
     await location.close()
 
