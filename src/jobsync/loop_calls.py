@@ -61,8 +61,8 @@ class LoopCalls:
         """Run a coroutine on the loop, and block until it has ended; return its result."""
         pipe = self._get_pipe()
         call = _PendingCall(work, pipe.wake)
-        self._submit(call)
         try:
+            self._submit(call)
             pipe.wait()
         except BaseException:
             # A signal handler has raised, such as Ctrl-C's. The pipe will be woken once more.
@@ -152,6 +152,9 @@ class LoopCalls:
     def _cancel_running(self, call: "_PendingCall[Any]") -> None:
         if (task := self._running.get(call)) is not None:
             task.cancel()
+        else:
+            # It has ended, or it is queued, or its caller was interrupted before that.
+            call.fail(asyncio.CancelledError())
 
     def _fail_queued(self) -> None:
         """Fail the calls that came too late to be started."""

@@ -1,11 +1,19 @@
 """Calls of coroutines on the event loop of another thread."""
 
 import asyncio
+import inspect
+import opcode
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
+from jobsync import loop_calls
 from jobsync.errors import Unavailable
 from jobsync.loop_calls import Background, LoopCalls
 
@@ -145,3 +153,76 @@ def test_nothing_is_left_of_calls_that_have_ended() -> None:
     # It was closed: it can neither be awaited, nor is it reported as never awaited.
     with pytest.raises(RuntimeError, match=r"already awaited|cannot reuse"):
         late.send(None)
+
+
+class Interruption:
+    """Raises `KeyboardInterrupt` in this thread before an instruction of `loop_calls`.
+
+    Args:
+        at: the number of the instruction; the first is 0.
+        may_wait: whether the thread may wait; if not, it comes before the wait at the latest.
+    """
+
+    def __init__(self, at: int, *, may_wait: bool) -> None:
+        self._left = at
+        self._may_wait = may_wait
+        self.has_come = False
+        self.is_before_a_wait = False
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Count from here."""
+        sys.settrace(self._enter)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.has_come = True
+        finally:
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        frame.f_trace_opcodes = frame.f_code.co_filename == loop_calls.__file__
+        return self._step if frame.f_trace_opcodes else None
+
+    def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "opcode":
+            name = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
+            is_wait = frame.f_code.co_name == "wait" and name.startswith("CALL")
+            self.is_before_a_wait = is_wait and not self._may_wait
+            if not self._left or self.is_before_a_wait:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            self._left -= 1
+        return self._step
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_call_ends_wherever_its_caller_is_interrupted(*, ends: bool) -> None:
+    """Found: between its start and the wait for it, Ctrl-C left a call that ran for ever."""
+    background = Background("test", lambda: Unavailable("store", "it has ended", "connect again"))
+
+    async def work() -> None:
+        if not ends:
+            await asyncio.Event().wait()
+
+    async def do_nothing() -> None:
+        pass
+
+    try:
+        for number in range(10_000):
+            running, interruption = work(), Interruption(number, may_wait=ends)
+            with interruption.armed():
+                background.call(running)
+            # What was queued before is started now.
+            background.call(do_nothing())
+            if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
+                running.close()
+            closed = lambda: inspect.getcoroutinestate(running) == inspect.CORO_CLOSED  # noqa: B023, E731
+            background.call(until(closed, "the call ends", LONG))
+            assert not background._calls._queued
+            if not interruption.has_come or interruption.is_before_a_wait:
+                break
+        assert number > 50
+        assert interruption.has_come is not ends
+    finally:
+        background.stop()
