@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 import pytest
+from command_tree import open_context
 
 from jobsync.cli.main import cli
 
@@ -16,10 +17,10 @@ _commands = re.compile(r"(?:`|^\$ )jobsync ([^`\n|#]+)", re.MULTILINE)
 
 def find_problem(line: str) -> str:
     """Return what is wrong with the words after `jobsync`, or empty text."""
-    command: click.Command = cli
+    context = open_context(cli)
     given: set[str] = set()
     for word in re.sub(r"'[^']*'|\"[^\"]*\"", "TEXT", line).split():
-        context = click.Context(command)
+        command = context.command
         if word.startswith("-"):
             name = word.rstrip(",").partition("=")[0]
             known = {option for each in command.get_params(context) for option in each.opts}
@@ -30,8 +31,9 @@ def find_problem(line: str) -> str:
             child = command.get_command(context, word.rstrip(","))
             if child is None:
                 return f"{command.name} has no command {word}"
-            command = child
-    for each in command.get_params(click.Context(command)):
+            context = open_context(child, context)
+    command = context.command
+    for each in command.get_params(context):
         # A command without any option is only mentioned.
         if given and isinstance(each, click.Option) and each.required and not given & {*each.opts}:
             return f"{command.name} needs {each.opts[0]}"

@@ -115,8 +115,8 @@ class Recordings:
         """Return the files that have no recording, or have changed since."""
         return [
             file
-            for file in files
-            if file not in self._stored or self._stored[file].file_hash != self._hash(file)
+            for file, found in [(file, self._hash(file)) for file in files]
+            if file not in self._stored or self._stored[file].file_hash != found
         ]
 
     def count_outdated(self, source: SourceIndex) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import msgspec
+from command_tree import list_commands, open_context
 
 import jobsync
 from jobsync.cli.main import cli
@@ -50,7 +51,7 @@ def describe() -> str:
         lines = _describe_class(name, thing) if isinstance(thing, type) else [_call(name, thing)]
         parts.append("\n".join(lines) + "\n")
     parts.append("\n".join(_describe_events()) + "\n")
-    parts.append("\n".join(_describe_command("jobsync", cli)) + "\n")
+    parts.append("\n".join(_describe_commands()) + "\n")
     return "\n".join(parts)
 
 
@@ -145,6 +146,11 @@ def _describe_events() -> Iterator[str]:
                 yield f"    {field.name}{default}"
 
 
+def _describe_commands() -> Iterator[str]:
+    for words, command in list_commands(open_context(cli), "jobsync"):
+        yield from _describe_command(words, command)
+
+
 def _describe_command(path: str, command: click.Command) -> Iterator[str]:
     yield f"command {path}"
     arguments = [item for item in command.params if isinstance(item, click.Argument)]
@@ -169,12 +175,6 @@ def _describe_command(path: str, command: click.Command) -> Iterator[str]:
         if default is not None:
             facts.append(f"default={_show(default)}")
         yield f"    {' '.join(facts)}"
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in sorted(command.list_commands(context)):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from _describe_command(f"{path} {name}", child)
 
 
 def _names(parameter: click.Parameter) -> str:

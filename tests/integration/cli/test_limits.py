@@ -1,11 +1,10 @@
 """`--limit` of every command that has it, with rows that come from several places."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+from command_tree import list_commands, open_context
 from terminal import read_json
 
 from jobsync import Components, Database, QueuePlugin
@@ -24,18 +23,6 @@ COMMANDS = {
     "ttl next": (),
 }
 """The words that each command needs to show the rows of `seed`."""
-
-
-def find_limited(command: click.Command, words: str = "") -> Iterator[str]:
-    """Yield the commands that have --limit."""
-    if any("--limit" in parameter.opts for parameter in command.params):
-        yield words
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from find_limited(child, f"{words} {name}".strip())
 
 
 async def seed(url: str) -> None:
@@ -79,7 +66,13 @@ async def url(tmp_path: Path) -> str:
 
 def test_all_commands_with_a_limit_are_tested() -> None:
     """A new one must show that it keeps to its limit, too."""
-    assert {*find_limited(cli)} == COMMANDS.keys()
+    found = list_commands(open_context(cli))
+    limited = {
+        words
+        for words, command in found
+        if any("--limit" in parameter.opts for parameter in command.params)
+    }
+    assert limited == COMMANDS.keys()
 
 
 async def test_a_limit_is_the_number_of_first_rows_that_are_shown(url: str) -> None:

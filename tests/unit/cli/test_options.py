@@ -8,6 +8,7 @@ from types import ModuleType
 import click
 import pytest
 from click.testing import CliRunner
+from command_tree import open_context
 
 from jobsync import Database, Invalid, NotFound, Unavailable
 from jobsync.cli.main import cli, main
@@ -216,10 +217,11 @@ def test_a_mistyped_option_is_no_command(words: list[str]) -> None:
 
 def test_a_name_that_is_not_complete_yet_is_no_error() -> None:
     """A shell completes it."""
-    context = click.Context(cli, resilient_parsing=True)
-    assert cli.resolve_command(context, ["wor"])[1] is None
+    context = open_context(cli)
     with pytest.raises(click.UsageError, match="Did you mean 'work'"):
-        cli.resolve_command(click.Context(cli), ["wor"])
+        cli.resolve_command(context, ["wor"])
+    context.resilient_parsing = True
+    assert cli.resolve_command(context, ["wor"])[1] is None
 
 
 @pytest.mark.parametrize("level", ["info", "INFO", "Warning"])

@@ -77,6 +77,16 @@ def test_only_new_and_changed_test_files_are_recorded(root: Path, recordings: Re
     assert Recordings(root / "recordings", root).find_missing(TESTS) == [TESTS[1]]
 
 
+def test_a_test_file_that_changes_while_it_is_recorded_is_recorded_again(
+    root: Path, recordings: Recordings
+) -> None:
+    """What was recorded is that of the file as it was when the run began."""
+    assert recordings.find_missing(TESTS) == [*TESTS]
+    (root / TESTS[1]).write_text("changed", encoding="utf-8")
+    recordings.save(SourceIndex(root), TESTS, [])
+    assert Recordings(root / "recordings", root).find_missing(TESTS) == [TESTS[1]]
+
+
 def test_a_test_file_is_recorded_again_if_its_data_have_changed(
     root: Path, recordings: Recordings
 ) -> None:
