@@ -208,20 +208,23 @@ def test_a_call_ends_wherever_its_caller_is_interrupted(*, ends: bool) -> None:
     async def do_nothing() -> None:
         pass
 
+    def interrupt(number: int) -> Interruption:
+        running, interruption = work(), Interruption(number, may_wait=ends)
+        with interruption.armed():
+            background.call(running)
+        # What was queued before is started now.
+        background.call(do_nothing())
+        if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
+            running.close()
+        background.call(until(lambda: inspect.getcoroutinestate(running) == inspect.CORO_CLOSED))
+        assert not background._calls._queued
+        return interruption
+
     try:
-        for number in range(10_000):
-            running, interruption = work(), Interruption(number, may_wait=ends)
-            with interruption.armed():
-                background.call(running)
-            # What was queued before is started now.
-            background.call(do_nothing())
-            if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
-                running.close()
-            closed = lambda: inspect.getcoroutinestate(running) == inspect.CORO_CLOSED  # noqa: B023, E731
-            background.call(until(closed, "the call ends", LONG))
-            assert not background._calls._queued
-            if not interruption.has_come or interruption.is_before_a_wait:
-                break
+        number, interruption = 0, interrupt(0)
+        while interruption.has_come and not interruption.is_before_a_wait:
+            number += 1
+            interruption = interrupt(number)
         assert number > 50
         assert interruption.has_come is not ends
     finally:
