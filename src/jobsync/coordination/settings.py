@@ -6,7 +6,7 @@ free, every 30 s where they cost money.
 
 from typing import TypedDict
 
-from jobsync.core.trust import Timing, check_duration
+from jobsync.core.trust import LONGEST_HEARTBEAT, Timing, check_duration
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section
 from jobsync.stores.contract import Store
@@ -62,7 +62,8 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
         for field in ("cold_start_observation_window", "cold_start_preparation_delay"):
             check_duration(field, getattr(self, field), least=0.0)
         # Before `Timing`, which would name the one that follows from the other.
-        for field in ("coordinator_work_interval", "heartbeat_interval", "worker_timeout"):
+        check_duration("heartbeat_interval", self.heartbeat_interval, most=LONGEST_HEARTBEAT)
+        for field in ("coordinator_work_interval", "worker_timeout"):
             check_duration(field, getattr(self, field))
         if self.max_epoch_duration > _MAX_EPOCH:
             seconds = self.max_epoch_duration / 1000

@@ -9,16 +9,27 @@ On its own because queues, schedulers and the command line check the same things
 
 import re
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from jobsync.core.clock import Seconds
 from jobsync.errors import Invalid, closest_name, plain_text
 
-__all__ = ["LONGEST_DELAY", "check_choice", "check_count", "check_resource_name", "check_seconds"]
+__all__ = [
+    "LONGEST_DELAY",
+    "check_choice",
+    "check_count",
+    "check_days",
+    "check_resource_name",
+    "check_seconds",
+]
 
 _DAY: Seconds = 86_400.0
 
 LONGEST_DELAY: Seconds = 366 * _DAY
 """The longest delay or timeout that is accepted."""
+
+_MOST_DAYS = 1_000_000
+"""So that the time that many days before or after today has a date in every database."""
 
 _is_resource_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
@@ -46,13 +57,21 @@ def check_seconds(
     field: str, value: object, *, is_zero_allowed: bool = True, most: Seconds = LONGEST_DELAY
 ) -> Seconds:
     """Check a duration, by default 0 to 366 days; return it as a plain number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
+    if _is_number(value) and 0 <= value <= most and (value or is_zero_allowed):
+        return float(value)
     wanted = "0" if is_zero_allowed else "more than 0"
     limit = f"{most:g} seconds" if most < _DAY else f"{most / _DAY:,.0f} days, in seconds"
     problem = f"must be {wanted} to {limit}"
     raise Invalid(field, value, problem, "pass a number of seconds")
+
+
+def check_days(field: str, value: object, *, least: float = 0.0) -> Seconds:
+    """Check a number of days, above 0 and up to a million; return it in seconds."""
+    if _is_number(value) and value > 0 and least <= value <= _MOST_DAYS:
+        return float(value * _DAY)
+    wanted = f"{least:g}" if least else "more than 0"
+    problem = f"must be {wanted} to {_MOST_DAYS:,} days"
+    raise Invalid(field, value, problem, "pass a number of days")
 
 
 def check_resource_name(field: str, value: object) -> str:
@@ -62,3 +81,7 @@ def check_resource_name(field: str, value: object) -> str:
         fix = "use a letter, then up to 99 letters, digits, _ and -"
         raise Invalid(field, value, "must be a valid resource name", fix)
     return text
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

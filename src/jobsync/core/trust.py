@@ -15,23 +15,32 @@ import msgspec
 from jobsync.core.clock import Mono, Seconds
 from jobsync.errors import Invalid
 
-__all__ = ["Timing", "Watch", "check_duration"]
+__all__ = ["LONGEST_HEARTBEAT", "Timing", "Watch", "check_duration"]
 
 _MAX_DURATION = 3600.0
 
+LONGEST_HEARTBEAT: Seconds = _MAX_DURATION / 3
+"""Three of them fit into the longest timeout."""
 
-def check_duration(field: str, value: Seconds | None, *, least: Seconds | None = None) -> None:
+
+def check_duration(
+    field: str,
+    value: Seconds | None,
+    *,
+    least: Seconds | None = None,
+    most: Seconds = _MAX_DURATION,
+) -> None:
     """Check a duration of at most an hour; a longer one was probably given in milliseconds.
 
     Raises:
         Invalid: it is out of range; suggests the number that was probably meant.
     """
-    if value is None or (least is not None and least <= value <= _MAX_DURATION):
+    if value is None or (least is not None and least <= value <= most):
         return
-    if not 0 < value <= _MAX_DURATION:
+    if not 0 < value <= most:
         wanted = "more than 0" if least is None else f"{least:g} or more"
-        fix = f"did you mean {value / 1000:g}?" if value > _MAX_DURATION else f"use {wanted}"
-        problem = f"must be a number of seconds, {wanted} and at most {_MAX_DURATION:g}"
+        fix = f"did you mean {value / 1000:g}?" if value > most else f"use {wanted}"
+        problem = f"must be a number of seconds, {wanted} and at most {most:g}"
         raise Invalid(field, value, problem, fix)
 
 
@@ -56,7 +65,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         two = _round_down(2 * self.heartbeat + self.margin)
         if self.heartbeat > 0 and max(three, two) <= self.timeout <= _MAX_DURATION:
             return
-        check_duration("heartbeat_interval", self.heartbeat)
+        check_duration("heartbeat_interval", self.heartbeat, most=LONGEST_HEARTBEAT)
         check_duration("worker_timeout", self.timeout)
         if self.timeout < three:
             raise Invalid(

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from jobsync.components import Components
+from jobsync.core.arguments import check_days
 from jobsync.core.clock import Mono, Wall, to_datetime
 from jobsync.core.codec import check_json
 from jobsync.core.pins import (
@@ -50,7 +51,6 @@ LockInfo: TypeAlias = dict[str, Any]
 
 _MAX_SHEETS = 10_000
 _SHORTEST_VALIDITY = 0.01
-_DAY = 86_400
 _LOCK_LENGTHS = (2, 3)
 
 
@@ -330,11 +330,7 @@ def _check_pattern(pattern: Hashable) -> None:
 
 
 def _check_lifetime(days: float | None) -> float | None:
-    if days is None:
-        return None
-    if not 0 < days * _DAY < math.inf:
-        raise Invalid("expires_in_days", days, "must be above 0", "pass days above 0, or None")
-    return days * _DAY
+    return None if days is None else check_days("expires_in_days", days)
 
 
 def _date(pin: Pin, now: Wall) -> Pin:

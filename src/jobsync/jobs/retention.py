@@ -5,7 +5,6 @@ exclusion on that date is never lost. A record per date says when a node has las
 the later of that time and the date itself decides.
 """
 
-import datetime as dt
 import math
 from contextlib import suppress
 from datetime import date
@@ -13,7 +12,9 @@ from datetime import date
 import msgspec
 
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.errors import Conflict, Corrupt, Invalid
+from jobsync.core.arguments import check_days
+from jobsync.core.clock import to_datetime
+from jobsync.errors import Conflict, Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, read_node_record
 from jobsync.stores.contract import Record, Store
@@ -108,11 +109,10 @@ async def forget(
         days: at least one, so that nothing of today is removed in any time zone.
 
     Raises:
-        Invalid: `days` is less than one.
+        Invalid: `days` is less than one, or over a million.
     """
-    if not days >= 1:
-        raise Invalid("older_than_days", days, "must be 1 or more", "pass at least one day")
-    before = now - days * _DAY
+    age = check_days("older_than_days", days, least=1.0)
+    before = now - age
     dates = claims = 0
     for day in await _find_dates(store, keys, corruption_log, before):
         claims += await drop_all(store, keys.claims(day))
@@ -122,7 +122,7 @@ async def forget(
         dates=dates,
         claims=claims,
         nodes=await _forget_nodes(store, keys, corruption_log, before),
-        rebalances=await store.discard(keys.rebalances, older_than=days * _DAY),
+        rebalances=await store.discard(keys.rebalances, older_than=age),
     )
 
 
@@ -130,7 +130,7 @@ async def _find_dates(
     store: Store, keys: JobKeys, corruption_log: CorruptionLog, before: float
 ) -> list[date]:
     """Return the dates that ended before then, and that no node has worked on since."""
-    last = dt.datetime.fromtimestamp(before, dt.UTC).date()
+    last = to_datetime(before).date()
 
     def read(record: Record) -> tuple[date, float]:
         return _read_day(record, keys), _read_use(record)
@@ -141,10 +141,15 @@ async def _find_dates(
 
 
 def _read_day(record: Record, keys: JobKeys) -> date:
+    text = record.key.removeprefix(keys.dates)
     try:
-        return date.fromisoformat(record.key.removeprefix(keys.dates))
+        day = date.fromisoformat(text)
     except ValueError as error:
         raise Corrupt(record.key, str(error)) from error
+    if day.isoformat() != text:
+        # Another form of a date, which has a record and claims under this one.
+        raise Corrupt(record.key, f"a date is written as {day}")
+    return day
 
 
 def _read_use(record: Record) -> float:

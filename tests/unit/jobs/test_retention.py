@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -110,14 +111,24 @@ async def test_each_start_is_recorded_to_the_hour(hours: float, is_recorded: boo
     assert record.value == {"used": later if is_recorded else START}
 
 
-@pytest.mark.parametrize("days", [0.99, 0.0, -1.0, math.nan])
-async def test_less_than_a_day_is_refused(days: float) -> None:
-    """Also what is no number; and nothing is removed."""
+@pytest.mark.parametrize("days", [0.99, 0.0, -1.0, math.nan, math.inf, 1_000_001, True, "5", None])
+async def test_less_than_a_day_is_refused(days: Any) -> None:
+    """Also what is no number of days at all; and nothing is removed."""
     store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
     await record_date(store, keys, FIRST, START)
     with pytest.raises(Invalid, match="older_than_days"):
         await forget(store, keys, open_log(), now=START + 40 * DAY, days=days)
     assert len(await store.heads(keys.dates)) == 1
+
+
+async def test_another_form_of_a_date_is_set_aside() -> None:
+    """Found: `20260101` was removed as old, and its claims are those of no such date."""
+    store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
+    await record_date(store, keys, FIRST, START)
+    await store.create(f"{keys.dates}20260101", {"used": START})
+    done = await forget(store, keys, open_log(), now=START + 40 * DAY, days=30)
+    assert done.dates == 1
+    assert [head.key for head in await store.heads(keys.dates)] == [f"{keys.dates}20260101"]
 
 
 class SilentStore(StoreDecorator):

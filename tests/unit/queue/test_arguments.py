@@ -1,12 +1,13 @@
 """Checks of the arguments of a queue: the error names the argument, its value and the fix."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jobsync import Invalid, QueuePlugin
-from jobsync.core.arguments import check_count, check_resource_name, check_seconds
+from jobsync.core.arguments import check_count, check_days, check_resource_name, check_seconds
 from jobsync.queue.arguments import (
     check_cursor,
     check_finished,
@@ -19,6 +20,8 @@ from jobsync.queue.arguments import (
 from jobsync.queue.limits import NO_LIMITS, QueueLimits
 from jobsync.queue.settings import QueueSettings, translate
 
+WRONG_NUMBERS: list[Any] = [math.nan, math.inf, "5", None, True, [], 1j]
+
 
 @pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])
 def test_durations_up_to_a_year_are_accepted(value: Any) -> None:
@@ -28,7 +31,7 @@ def test_durations_up_to_a_year_are_accepted(value: Any) -> None:
         assert (type(found), found) == (float, value)
 
 
-@pytest.mark.parametrize("value", [-1, 1e300, float("nan"), float("inf"), "5", None, True, [], 1j])
+@pytest.mark.parametrize("value", [-1, 1e300, *WRONG_NUMBERS])
 def test_other_durations_are_refused(value: Any) -> None:
     """Whatever their type."""
     with pytest.raises(Invalid, match=r"delay must be 0 to 366 days, in seconds \(got") as refused:
@@ -41,6 +44,29 @@ def test_a_duration_may_have_to_be_more_than_zero() -> None:
     """A handler without time could not run."""
     with pytest.raises(Invalid, match="timeout must be more than 0 to 366 days"):
         check_seconds("timeout", 0, is_zero_allowed=False)
+
+
+@pytest.mark.parametrize(("days", "least"), [(0.001, 0), (1, 0), (1, 1), (1_000_000, 1)])
+def test_a_number_of_days_is_turned_into_seconds(days: float, least: float) -> None:
+    """From more than zero, or from the least that makes sense."""
+    found = check_days("older_than_days", days, least=least)
+    assert type(found) is float
+    assert found == pytest.approx(days * 86_400)
+
+
+@pytest.mark.parametrize(
+    ("least", "days"),
+    [
+        *((0, wrong) for wrong in (0, -1, 1_000_001, *WRONG_NUMBERS)),
+        *((1, wrong) for wrong in (0, 0.99, 1_000_001, *WRONG_NUMBERS)),
+    ],
+)
+def test_other_numbers_of_days_are_refused(days: Any, least: float) -> None:
+    """The error names both ends, and what was passed."""
+    wanted = "1" if least else "more than 0"
+    with pytest.raises(Invalid, match=rf"age must be {wanted} to 1,000,000 days \(got") as refused:
+        check_days("age", days, least=least)
+    assert refused.value.value is days
 
 
 def test_a_number_may_have_an_upper_limit() -> None:
