@@ -4,6 +4,7 @@ Nothing is pushed unless everything is valid. A process without the queue's plug
 command, can push too.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -32,7 +33,7 @@ from jobsync.queue.placing import PLACING_OPTIONS, place_messages
 from jobsync.queue.settings import QueueSettings
 from jobsync.settings import Sources, resolve
 
-__all__ = ["build_messages", "check_task_name", "enqueue_messages"]
+__all__ = ["build_messages", "check_task_name", "check_when", "enqueue_messages"]
 
 _LONGEST_TASK = 200
 """The most bytes of a task's name."""
@@ -182,6 +183,16 @@ def _check_names(options: EnqueueOptions) -> None:
             hint = closest_name(name, known)
             fix = f"did you mean {hint}?" if hint else f"use {', '.join(known)}"
             raise Invalid(name, value, "is not an option of enqueue", fix)
+
+
+def check_when(options: EnqueueOptions) -> None:
+    """Check the delay and the time of messages, before there are any.
+
+    Raises:
+        Invalid: one is wrong, or both are set.
+    """
+    _read_delay(options)
+    _read_time(options, math.inf)
 
 
 def _read_delay(options: EnqueueOptions) -> float:

@@ -31,11 +31,13 @@ from typing import (
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import MessageState
+from jobsync.core.retry import MAX_ATTEMPTS
 from jobsync.database.database import Database
 from jobsync.database.enqueue_calls import EnqueueOptions
 from jobsync.database.home_loop import HomeLoop, check_blocking, on_home_loop
 from jobsync.errors import Invalid, closest_name
 from jobsync.queue.backend import MessageInfo
+from jobsync.queue.enqueue import check_when
 from jobsync.queue.placing import check_placing
 from jobsync.queue.task_arguments import TaskSignature
 
@@ -357,8 +359,9 @@ def translate_options(options: CallOptions) -> EnqueueOptions:
         check_seconds("timeout", translated["timeout"], is_zero_allowed=False)
     if "max_retries" in translated:
         retries = translated.pop("max_retries")
-        check_count("max_retries", retries, least=0)
+        check_count("max_retries", retries, least=0, most=MAX_ATTEMPTS - 1)
         translated["max_attempts"] = retries + 1
     chosen = cast("EnqueueOptions", translated)
+    check_when(chosen)
     check_placing(chosen)
     return chosen

@@ -330,6 +330,28 @@ async def test_each_option_of_a_call_reaches_its_message(option: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"delay": -1}, "delay"),
+        ({"delay": "5"}, "delay"),
+        ({"delay": 1e300}, "delay"),
+        ({"delay": 5, "at": NOON}, "at"),
+        ({"at": "noon"}, "at"),
+        ({"at": datetime(2026, 3, 1)}, "at"),  # noqa: DTZ001 - without a zone
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": 10**6}, "max_retries"),
+        ({"timeout": 0}, "timeout"),
+        ({"priority": 1 << 40}, "priority"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_it_is_written(options: Any, field: str) -> None:
+    """Not by the first call: that may come much later, and from somebody else."""
+    with pytest.raises(Invalid) as refused:
+        send.with_options(**options)
+    assert refused.value.field == field
+
+
 @pytest.mark.parametrize("timeout", [None, 2.5])
 async def test_a_handle_asks_its_queue_for_its_own_message(timeout: float | None) -> None:
     """With the timeout of the caller, awaited or on a thread."""
