@@ -66,14 +66,13 @@ def schema(
 
 def _check(url: StoreUrl, *, as_json: bool) -> None:
     """Print the version of the tables, and end the command."""
-    found, needed = _read_versions(url)
+    found, needed, fix = _compare_versions(url)
     if found == needed:
         state, fix = "current", ""
     elif found > needed:
         state, fix = "newer", "nothing to do: newer code has added to them"
     else:
         state = "outdated" if found else "missing"
-        fix = "run `jobsync schema URL` and have an administrator apply it, or start a worker"
     row = {"tables": state, "version": found, "needed": needed, "fix": fix}
     if as_json or not sys.stdout.isatty():
         show_rows(list(row), [row], as_json=as_json)
@@ -83,8 +82,11 @@ def _check(url: StoreUrl, *, as_json: bool) -> None:
     raise SystemExit(UNHEALTHY if found < needed else 0)
 
 
-def _read_versions(url: StoreUrl) -> tuple[int, int]:
-    """Return the version of the tables that are there, 0 for none, and of those of this code."""
+def _compare_versions(url: StoreUrl) -> tuple[int, int, str]:
+    """Return the version of the tables that are there, that of this code, and what creates them.
+
+    The first is 0 if there are none.
+    """
     from jobsync.core.urls import PostgresUrl, SqliteUrl
     from jobsync.stores.opening import require
     from jobsync.stores.sqlite.file import SQLITE_STEPS, read_tables_version
@@ -94,9 +96,15 @@ def _read_versions(url: StoreUrl) -> tuple[int, int]:
             require("postgresql", "psycopg", "postgres")
             from jobsync.stores.postgres import schema as postgres
 
-            return postgres.read_tables_version(url), len(postgres.POSTGRES_STEPS)
+            place, found = postgres.read_tables_version(url)
+            fix = f"{postgres.find_fix(url, place)}, or start a worker"
+            return found, len(postgres.POSTGRES_STEPS), fix
         case SqliteUrl():
-            return read_tables_version(url.path), len(SQLITE_STEPS)
+            return (
+                read_tables_version(url.path),
+                len(SQLITE_STEPS),
+                "start a worker: it creates them",
+            )
     raise Misconfigured("url", str(url), "has no tables", "run `jobsync doctor` to check it")
 
 
@@ -109,9 +117,9 @@ def _build_schema(url: StoreUrl, keys: JobKeys | None) -> str:
     match url:
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
-            from jobsync.stores.postgres.schema import POSTGRES_STEPS, schema_sql
+            from jobsync.stores.postgres.schema import DEFAULT_SCHEMA, POSTGRES_STEPS, schema_sql
 
-            schema = url.schema or "public"
+            schema = url.schema or DEFAULT_SCHEMA
             views = "" if keys is None else postgres_views_sql(schema, keys, _ROLE)
             head = _build_head(
                 url,

@@ -13,6 +13,7 @@ from jobsync.stores.postgres import schema as module
 from jobsync.stores.postgres.connection import SCHEMA_FIX
 from jobsync.stores.postgres.schema import (
     POSTGRES_STEPS,
+    find_fix,
     read_tables_version,
     schema_sql,
     upgrade,
@@ -186,8 +187,16 @@ async def test_a_right_that_is_missing_is_named_with_the_fix(refused: str) -> No
     tables.refused = refused
     with pytest.raises(Misconfigured, match="may not create them") as caught:
         await upgrade(cast("Any", tables), URL, "mine")
-    assert (caught.value.field, caught.value.fix) == ("url", SCHEMA_FIX)
+    fix = "run `jobsync schema URL` with ?schema=mine in the URL and have an administrator apply it"
+    assert (caught.value.field, caught.value.fix) == ("url", fix)
     assert tables.sent.count("BEGIN") <= 1
+
+
+def test_the_fix_for_missing_tables_names_the_schema_unless_the_script_is_for_it() -> None:
+    """Without one in the URL the script creates them in `public`, where workers may not look."""
+    assert find_fix(URL, "public") == find_fix(APART, APART.schema) == SCHEMA_FIX
+    for url in (URL, APART):
+        assert "with ?schema=mine in the URL" in find_fix(url, "mine")
 
 
 @pytest.mark.parametrize("default", ["mine", None])
@@ -220,7 +229,7 @@ def test_the_version_of_the_tables_is_that_of_their_schema(
 
     monkeypatch.setattr(module, "connect_user", connect)
     if version is not None and (url.schema or default):
-        assert read_tables_version(url) == version
+        assert read_tables_version(url) == (url.schema or "mine", version)
         (text,) = sent
         quoted = QUOTED if url.schema else '"mine"'
         assert f"FROM {quoted}.jobsync" in text

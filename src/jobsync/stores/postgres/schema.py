@@ -16,7 +16,18 @@ from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.postgres.connection import SCHEMA_FIX, PostgresConnection, connect_user
 from jobsync.stores.sql import fill_in, load_schema_steps, load_sql, quote_name
 
-__all__ = ["POSTGRES_STEPS", "find_schema", "read_tables_version", "schema_sql", "upgrade"]
+__all__ = [
+    "DEFAULT_SCHEMA",
+    "POSTGRES_STEPS",
+    "find_fix",
+    "find_schema",
+    "read_tables_version",
+    "schema_sql",
+    "upgrade",
+]
+
+DEFAULT_SCHEMA = "public"
+"""That of `schema_sql`, if the URL names none; the user of the URL may have another default."""
 
 POSTGRES_STEPS = load_schema_steps(__file__, "schema.sql")
 """Step n brings a schema from version n to n + 1. Safe to repeat."""
@@ -92,7 +103,7 @@ async def _read_version(connection: PostgresConnection, url: PostgresUrl, schema
     except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
         return 0
     except errors.InsufficientPrivilege as error:
-        raise _not_permitted(url, error) from error
+        raise _not_permitted(url, schema, error) from error
     if row is None:
         return 0
     version, oldest_code = row
@@ -102,8 +113,8 @@ async def _read_version(connection: PostgresConnection, url: PostgresUrl, schema
     return int(version)
 
 
-def read_tables_version(url: PostgresUrl) -> int:
-    """Return the version of the tables in a database, without changing it; 0 if it has none.
+def read_tables_version(url: PostgresUrl) -> tuple[str, int]:
+    """Return the schema in which workers look for tables, and their version; 0 if it has none.
 
     Raises:
         Misconfigured: the server refuses the connection, or the role may not read the tables.
@@ -115,10 +126,10 @@ def read_tables_version(url: PostgresUrl) -> int:
         try:
             row = connection.execute(_in_schema(schema, _SQL["read_version"])).fetchone()
         except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
-            return 0
+            return schema, 0
         except errors.InsufficientPrivilege as error:
-            raise _not_permitted(url, error) from error
-    return 0 if row is None else int(row[0])
+            raise _not_permitted(url, schema, error) from error
+    return schema, 0 if row is None else int(row[0])
 
 
 async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
@@ -136,7 +147,7 @@ async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str
             if missing:
                 await connection.execute(_in_schema(schema, ";\n".join(missing)))
     except errors.InsufficientPrivilege as error:
-        raise _not_permitted(url, error) from error
+        raise _not_permitted(url, schema, error) from error
 
 
 async def _find_missing(connection: PostgresConnection, url: PostgresUrl, schema: str) -> list[str]:
@@ -159,9 +170,9 @@ def _statements_from(version: int) -> list[str]:
 def schema_sql(url: PostgresUrl) -> str:
     """Return the SQL for an administrator: the tables, and a role that may use only them.
 
-    Safe to run again. Without `?schema=` it is for `public`.
+    Safe to run again.
     """
-    schema = url.schema or "public"
+    schema = url.schema or DEFAULT_SCHEMA
     statements = [_SQL["create_schema"], *_statements_from(0), _SQL["create_role"]]
     if url.user:
         statements.append(f"GRANT {{role}} TO {quote_name(url.user)}")
@@ -174,8 +185,15 @@ def _in_schema(schema: str, statement: str) -> sql.SQL:
     return sql.SQL(fill_in(statement, {"schema": quote_name(schema)}))
 
 
-def _not_permitted(url: PostgresUrl, error: psycopg.Error) -> Misconfigured:
+def find_fix(url: PostgresUrl, schema: str) -> str:
+    """Return what creates the tables in the schema where they are missing."""
+    if schema in (url.schema, DEFAULT_SCHEMA):
+        return SCHEMA_FIX
+    return SCHEMA_FIX.replace("URL`", f"URL` with ?schema={schema} in the URL")
+
+
+def _not_permitted(url: PostgresUrl, schema: str, error: psycopg.Error) -> Misconfigured:
     problem = (
         f"has no tables of jobsync, and its role may not create them ({error.diag.message_primary})"
     )
-    return Misconfigured("url", str(url), problem, SCHEMA_FIX)
+    return Misconfigured("url", str(url), problem, find_fix(url, schema))
