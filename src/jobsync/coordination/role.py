@@ -13,8 +13,8 @@ from jobsync.coordination.events import ColdStartPhaseChanged, Phase
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
-from jobsync.core.keys import check_key, escape
-from jobsync.errors import Corrupt, Invalid, NewerFormat
+from jobsync.core.keys import escape, is_segment
+from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Record
 from jobsync.stores.corruption_log import convert_record
 
@@ -155,17 +155,9 @@ def read_role(record: Record | None) -> Role | None:
     if role.epoch < record.epoch:
         raise Corrupt(record.key, f"epoch {role.epoch} in a record of epoch {record.epoch}")
     for incarnation in (role.owner, role.successor, role.former):
-        _check_incarnation(record, incarnation)
+        if incarnation is not None and not is_segment(incarnation):
+            raise Corrupt(record.key, f"{incarnation!r} is not the name of a session")
     return role
-
-
-def _check_incarnation(record: Record, incarnation: str | None) -> None:
-    if incarnation is None:
-        return
-    try:
-        check_key(f"session/{incarnation}")
-    except Invalid as error:
-        raise Corrupt(record.key, f"{incarnation!r} is not the name of a session") from error
 
 
 class HeldTerm(msgspec.Struct, frozen=True, eq=False):

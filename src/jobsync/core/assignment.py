@@ -40,6 +40,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 from msgspec.structs import replace
 
+from jobsync.core.keys import KeySegment, OptionalKeySegment
 from jobsync.errors import Invalid
 
 __all__ = [
@@ -81,7 +82,7 @@ NOBODY = 0
 class NodeRef(msgspec.Struct, frozen=True, order=True):
     """One run of one node. Sorts by incarnation, so that the oldest is first."""
 
-    incarnation: str
+    incarnation: KeySegment
     name: str
     """The name that pins match and people read."""
 
@@ -107,7 +108,7 @@ class Assignment(msgspec.Struct, frozen=True):
     starts: tuple[int, ...] = (0,)
     holders: tuple[int, ...] = (NOBODY,)
     moves: tuple[TokenMove, ...] = ()
-    exceptions: str = ""
+    exceptions: OptionalKeySegment = ""
 
     def find(self, incarnation: str) -> int:
         """Return a node's index, counted from 1, or `NOBODY` if it is not listed."""

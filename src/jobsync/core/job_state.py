@@ -13,6 +13,7 @@ import msgspec
 
 from jobsync.core.codec import Json
 from jobsync.core.cron import Schedule
+from jobsync.core.keys import OptionalKeySegment
 
 __all__ = [
     "ActiveRun",
@@ -66,7 +67,7 @@ class ActiveRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     instant: Instant
     """When it was due; when it was asked for, if it was started by hand."""
-    owner: str
+    owner: OptionalKeySegment
     """The session of the process that runs it."""
     started_at: float
     resumed: int = 0
@@ -101,7 +102,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     at: float
     by: str = ""
-    owner: str = ""
+    owner: OptionalKeySegment = ""
     """The session that waits to run it itself; empty for whoever fires the job."""
 
 

@@ -12,6 +12,9 @@ the back-tick, `~` above `z`.
 """
 
 import re
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from jobsync.errors import Corrupt, Invalid
 
@@ -19,9 +22,12 @@ __all__ = [
     "MAX_KEY",
     "MAX_SEGMENT",
     "MAX_SEGMENTS",
+    "KeySegment",
+    "OptionalKeySegment",
     "check_key",
     "check_prefix",
     "escape",
+    "is_segment",
     "parent",
     "unescape",
 ]
@@ -31,6 +37,14 @@ MAX_SEGMENT = 200
 MAX_KEY = 700
 
 _SEGMENT = rf"(?!\.\.?(?:/|\Z))[!.0-9=A-Z_a-z~-]{{1,{MAX_SEGMENT}}}"
+
+KeySegment: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_SEGMENT}\Z")]
+"""A text of a record that is a segment of another key, such as a session: no other is read."""
+
+OptionalKeySegment: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{_SEGMENT})?\Z")]
+"""Likewise; empty for none."""
+
+_is_segment = re.compile(_SEGMENT).fullmatch
 _is_key = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT}){{0,{MAX_SEGMENTS - 1}}}").fullmatch
 _is_prefix = re.compile(rf"(?:{_SEGMENT}/){{1,{MAX_SEGMENTS - 1}}}").fullmatch
 _find_illegal = re.compile(r"[^!.0-9=A-Z_a-z~/-]").search
@@ -112,6 +126,11 @@ def unescape(segment: str) -> str:
 def parent(key: str) -> str:
     """Return the prefix that lists a key."""
     return key[: key.rfind("/") + 1]
+
+
+def is_segment(text: str) -> bool:
+    """Whether a text can be a segment of a key."""
+    return _is_segment(text) is not None
 
 
 def check_key(key: str, field: str = "key", *, room: int = MAX_KEY) -> None:

@@ -23,6 +23,7 @@ from jobsync.core.assignment import (
     tokens_of,
 )
 from jobsync.core.codec import Json
+from jobsync.core.keys import OptionalKeySegment
 from jobsync.errors import Corrupt
 
 __all__ = [
@@ -53,7 +54,7 @@ class PlanHeading(msgspec.Struct, frozen=True):
     """What is read of an assignment before the rest: its number, and what belongs to it."""
 
     number: int
-    exceptions: str = ""
+    exceptions: OptionalKeySegment = ""
 
 
 class _Part(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.core.keys import parent
+from jobsync.core.keys import KeySegment, parent
 from jobsync.database.supervisor import Work
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Conflicted, Outcome, Put, Record, Store, unwrap
@@ -29,7 +29,7 @@ _POLL = 1.0
 class _Holder(msgspec.Struct, frozen=True):
     """Who holds a lock: a session, and which of its attempts."""
 
-    owner: str | None
+    owner: KeySegment | None
     mark: str
 
 

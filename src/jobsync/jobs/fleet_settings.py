@@ -25,9 +25,10 @@ import msgspec
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.core.assignment import MAX_TOKENS, HashFunction, token_maker
+from jobsync.core.assignment import HASH_FUNCTIONS, MAX_TOKENS, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
+from jobsync.core.keys import KeySegment
 from jobsync.core.pins import read_sheet, write_sheet
 from jobsync.errors import Conflict, Misconfigured
 from jobsync.jobs.events import SettingsChanged
@@ -45,6 +46,10 @@ _POLL_INTERVAL = 1.0
 _WATCH = "settings"
 
 
+_ABSENT = object()
+"""In place of the value of a setting that only the other side has."""
+
+
 class SettingsDiffer(Misconfigured):
     """Live nodes of the fleet have other settings."""
 
@@ -53,8 +58,9 @@ class SharedSettings(msgspec.Struct, frozen=True):
     """What every record of settings has: what decides a task's token."""
 
     total_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-    hash_function: HashFunction
-    changing: str | None = None
+    hash_function: str
+    """Newer code may know other functions than this."""
+    changing: KeySegment | None = None
     """The session that changes them."""
 
 
@@ -136,7 +142,8 @@ class FleetSettings:
             return
         is_free = await self._find_problem(marked) is None
         new = self.values if is_free else old
-        await self._rewrite_pins(new)
+        if new["hash_function"] in HASH_FUNCTIONS:
+            await self._rewrite_pins(new)
         if await self._write(marked, new) and new != old:
             changed = {field: value for field, value in new.items() if old.get(field) != value}
             name = self._keys.name
@@ -193,7 +200,7 @@ class FleetSettings:
     def _describe(self, theirs: Mapping[str, Json], node: str) -> SettingsDiffer:
         # Newer code may share more settings than this.
         fields = {**self.values, **theirs}
-        field = next(field for field in fields if theirs.get(field) != self.values.get(field))
+        field = next(f for f in fields if theirs.get(f, _ABSENT) != self.values.get(f, _ABSENT))
         return SettingsDiffer(
             field,
             self.values.get(field),

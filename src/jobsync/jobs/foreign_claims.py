@@ -15,6 +15,7 @@ import msgspec
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
+from jobsync.core.keys import KeySegment
 from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
@@ -46,7 +47,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Its token when it was claimed."""
     date: str
     node: str
-    owner: str
+    owner: KeySegment
     """The incarnation that claimed it."""
     number: int
     """The assignment under which it was claimed."""

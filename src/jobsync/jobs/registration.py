@@ -21,6 +21,7 @@ from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.clock import Mono, to_datetime
 from jobsync.core.codec import Json
+from jobsync.core.keys import KeySegment
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NameAwaited, NodeRestored
 from jobsync.stores.contract import Record
@@ -66,7 +67,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A node: its name, and the session that holds it."""
 
     name: str
-    incarnation: str
+    incarnation: KeySegment
     stage: Stage
     applied: int
     """The highest assignment whose revocations this node has carried out."""

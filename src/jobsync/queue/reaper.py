@@ -2,6 +2,7 @@
 
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
+from jobsync.core.keys import is_segment
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.in_flight import Delivery, WorkerListener
@@ -65,7 +66,9 @@ class Reaper:
     async def _end_dead_claims(self) -> None:
         membership = self._membership
         try:
-            others = {*await self._backend.list_holders()} - {membership.incarnation}
+            holders = await self._backend.list_holders()
+            # The claim of no session, in a damaged row, lapses after its visibility.
+            others = {*filter(is_segment, holders)} - {membership.incarnation}
             membership.watch(self._purpose, others)
             dead = {session for session in others if membership.is_dead(session)}
             self._others = others - dead

@@ -13,6 +13,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.core.assignment import (
+    HASH_FUNCTIONS,
     NOBODY,
     NodeRef,
     Ownership,
@@ -264,6 +265,8 @@ async def read_fleet_status(store: Store, components: Components, fleet: str) ->
     if record is None:
         raise NotFound("fleet that shares tasks as", fleet)
     settings = read_shared_settings(record)
+    if settings.hash_function not in HASH_FUNCTIONS:
+        raise Corrupt(record.key, f"this code has no hash function {settings.hash_function!r}")
     total = settings.total_tokens
     token_of = token_maker(total, settings.hash_function)
     cluster = await read_cluster_status(store, components)

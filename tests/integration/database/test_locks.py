@@ -358,6 +358,9 @@ DAMAGED: dict[str, Any] = {
     "no owner": {"mark": ""},
     "mark of another type": {"owner": None, "mark": None},
     "owner of another type": {"owner": 5, "mark": ""},
+    "owner without a name": {"owner": "", "mark": ""},
+    "owner that is no session": {"owner": "a//b", "mark": ""},
+    "owner with too long a name": {"owner": "x" * 3000, "mark": ""},
 }
 
 

@@ -34,6 +34,8 @@ WRONG_FIELDS: list[Json] = [None, 5, [], [None], {"z": 1}]
 WRONG_RECORDS: list[Any] = [{}, [], [None], None, 5, "x", {"z": 1}, GONE]
 WORDS = {"hash_function", "stage", "state", "date", "exceptions"}
 """The fields with a text that has a meaning."""
+NAMES_A_KEY = {"exceptions", "incarnation", "owner", "changing"}
+"""The fields with a text that is a part of another key."""
 INTERVAL = 0.001
 
 
@@ -208,11 +210,13 @@ def damage(value: dict[str, Json]) -> Iterator[Any]:
     """Return records of the wrong shape: as a whole, without a field, with a wrong field."""
     yield from WRONG_RECORDS
     turns = itertools.cycle(WRONG_FIELDS)
+    no_segments = itertools.cycle(["a//b", "..", "x" * 300])
     for field, right in value.items():
         yield {other: value[other] for other in value if other != field}
         wrong = [w for w in (next(turns), next(turns)) if w == [None] or type(w) is not type(right)]
         # Of the right type: a word that is none of those known, a time that no calendar has.
         wrong += ["odd"] if field in WORDS else [1e300] if isinstance(right, float) else []
+        wrong += [next(no_segments)] * (field in NAMES_A_KEY)
         yield from ({**value, field: other} for other in wrong)
 
 

@@ -10,13 +10,14 @@ from job_nodes import SETTINGS, start_nodes_on
 from msgspec.structs import replace
 from teams import start_team
 
-from jobsync import ClaimLost, Components, Job, Membership
+from jobsync import ClaimLost, Components, Corrupt, Job, Membership
 from jobsync.core.assignment import token_of
 from jobsync.core.pins import Pin, write_sheet
 from jobsync.jobs.events import SettingsChanged
 from jobsync.jobs.fleet_settings import FleetSettings, SettingsDiffer
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode
+from jobsync.status.jobs import read_fleet_status
 from jobsync.stores.contract import Change, Outcome, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
@@ -112,7 +113,10 @@ async def test_a_live_node_keeps_its_settings_after_an_interrupted_change(url: s
     assert record.value == settled
 
 
-async def test_a_setting_of_newer_code_is_named(memory: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("zones", 3), ("zones", None), ("hash_function", "blake7")]
+)
+async def test_a_setting_of_newer_code_is_named(memory: str, field: str, value: Any) -> None:
     """A fleet may be upgraded node by node: the error names the field and the live node."""
     async with AsyncExitStack() as stack:
         start = start_nodes_on(memory, stack)
@@ -122,11 +126,39 @@ async def test_a_setting_of_newer_code_is_named(memory: str) -> None:
             record = await store.get(key)
             assert record is not None
             found = record.value if path is None else record.value[path]
-            newer = {**found, "zones": 3}
+            newer = {**found, field: value}
             await store.put(record, newer if path is None else {**record.value, path: newer})
         other = await start_unready(memory, stack, SETTINGS.total_tokens)
-        with pytest.raises(SettingsDiffer, match="zones must be 3 as on the live node a"):
+        with pytest.raises(
+            SettingsDiffer, match=f"{field} must be {value!r} as on the live node a"
+        ):
             await other.start(0)
+        if field == "hash_function":
+            with pytest.raises(Corrupt, match="this code has no hash function 'blake7'"):
+                await read_fleet_status(store, Components.system(), SETTINGS.fleet)
+
+
+async def test_the_settings_of_newer_code_are_replaced_once_its_nodes_have_left(
+    memory: str,
+) -> None:
+    """Also a hash function that this code lacks, and in spite of a mark of a node that died."""
+    async with AsyncExitStack() as stack:
+        start = start_nodes_on(memory, stack)
+        node = await start("a")
+        await node.pins.add("a", [Pin(task="t1", token=node.token("t1"), patterns=("a",))])
+        await node.stop(5)
+        await node.membership.leave()
+        newer = {"hash_function": "blake7", "changing": node.membership.incarnation}
+        store = node.membership.store
+        record = await store.get(JobKeys("sync_").settings)
+        assert record is not None
+        settled = record.value
+        await store.put(record, {**settled, **newer})
+        node = await start("a")
+        assert await node.claim(["t1"]) == {}
+        record = await node.membership.store.get(JobKeys("sync_").settings)
+    assert record is not None
+    assert record.value == settled
 
 
 class OvertakenStore(StoreDecorator):

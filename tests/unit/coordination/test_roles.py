@@ -125,7 +125,7 @@ def test_a_role_may_be_ahead_of_the_epoch_of_its_record(role: dict[str, Json]) -
 
 
 @pytest.mark.parametrize("field", ["owner", "successor", "former"])
-@pytest.mark.parametrize("name", ["", "a//b", "a\0b"])
+@pytest.mark.parametrize("name", ["", "a//b", "a/b", "..", "a\0b", "a" * 201])
 def test_a_role_that_names_no_session_is_damaged(field: str, name: str) -> None:
     """In whichever of its fields."""
     with pytest.raises(Corrupt, match="is not the name of a session"):

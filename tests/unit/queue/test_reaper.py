@@ -99,6 +99,17 @@ async def around() -> AsyncIterator[Surroundings]:
     assert around.watched == set()
 
 
+@pytest.mark.parametrize("damaged", ["", "a//b", "..", "x" * 300])
+async def test_the_claim_of_no_session_hides_no_other(around: Surroundings, damaged: str) -> None:
+    """Found: a holder in a damaged row, which no key can name, ended the work of the session."""
+    around.holders = {damaged, "gone"}
+    await around.step(1)
+    assert around.watched == {"gone"}
+    around.dead = {"gone", damaged}
+    await around.step(1)
+    assert around.ended == [{"gone"}]
+
+
 async def test_claims_are_looked_at_once_a_second_at_most_and_never_without_any(
     around: Surroundings,
 ) -> None:
