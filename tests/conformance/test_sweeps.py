@@ -386,6 +386,29 @@ async def test_a_copy_that_has_changed_since_the_crash_is_not_made_again(
         assert await old.count() == copies == (meanwhile not in {"deleted", "moved on"})
 
 
+async def test_each_copy_whose_id_was_taken_since_the_mark_gets_one_of_its_own(
+    hooked: HookedStore,
+) -> None:
+    """Somebody else has used the ids of all of them, or of some, in the archive meanwhile."""
+    await leave_marked(hooked, KEEP_ID, is_copied=False, count=4)
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, KEEP_ID)
+        old = database.resources.old
+        taken = [{"id": name, "original_id": "", "n": 9} for name in ("r0", "r1", "r3")]
+        await old.insert_many(taken)
+        assert (await stage.sweep()).archived == 4
+        assert await stage.list_live() == []
+        assert await stage.list_archived() == ["", "", "", "r0", "r1", "r2", "r3"]
+        copies = {each.original_id: each for each in await old.list() if each.original_id}
+        assert {name: copy.n for name, copy in copies.items()} == {
+            "r0": 0,
+            "r1": 1,
+            "r2": 2,
+            "r3": 3,
+        }
+        assert [name for name, copy in copies.items() if copy.id == name] == ["r2"]
+
+
 @pytest.mark.parametrize("rule", [ARCHIVE, KEEP_ID], ids=["archive", "keep-id"])
 async def test_a_copy_keeps_its_index_entries_when_the_move_is_completed(
     hooked: HookedStore, rule: ExpiryRule

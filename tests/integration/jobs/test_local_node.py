@@ -1,5 +1,6 @@
 """A node with `enabled=False`: it owns every task, and records them if a database is named."""
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -12,6 +13,7 @@ import pytest
 from chance import FakeClock
 
 from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable, open_store
+from jobsync.core.assignment import HASH_FUNCTIONS, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.errors import OutcomeUnknown
@@ -432,6 +434,29 @@ async def test_an_end_whose_outcome_is_unknown_hides_no_other(store: Store) -> N
         ("b", 1),
         ("c", 1),
     ]
+
+
+@pytest.mark.parametrize("hash_function", HASH_FUNCTIONS)
+@pytest.mark.parametrize("total", [1, 1000])
+async def test_the_token_of_a_task_is_the_same_wherever_a_node_alone_tells_it(
+    store: Store, memory: str, hash_function: Any, total: int
+) -> None:
+    """For its caller, for its claim, and as a fleet with these settings computes it."""
+    settings = CoordinationConfig(enabled=False, total_tokens=total, hash_function=hash_function)
+    tasks = [f"task-{number}" for number in range(20)]
+    expected = dict(zip(tasks, map(token_maker(total, hash_function), tasks), strict=True))
+
+    def run() -> None:
+        with alone(memory, coordination_config=settings) as job:
+            assert {task: job.task_to_token(task) for task in tasks} == expected
+            assert job.my_tokens == set(range(total))
+            job.add_tasks(tasks)
+
+    await asyncio.to_thread(run)
+    claims = await StoredRecords(
+        store, Components.system(), KEYS, DAY, "alone", lambda _: -1
+    ).list_all({})
+    assert {claim.task: claim.token for claim in claims} == expected
 
 
 def test_a_node_alone_describes_itself(memory: str) -> None:

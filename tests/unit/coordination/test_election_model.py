@@ -6,6 +6,7 @@ rules are checked against everything that was written, and against what each ses
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -826,3 +827,45 @@ def see(**fields: Any) -> SessionRecord:
     """Return the record of another session."""
     values = {"worker": "worker-2", "state": "live", "beat": 1, "timing": TIMING}
     return SessionRecord(**{**values, **fields})
+
+
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+@pytest.mark.parametrize("fails", range(3))
+async def test_a_renewal_that_fails_is_tried_again_at_the_next_check(
+    monkeypatch: pytest.MonkeyPatch, fails: int, store: type[MemoryStore]
+) -> None:
+    """Told and counted once it is written, in each mandate of a term."""
+    pair = Pair(store)
+    election = await pair.lead()
+    worker, term = pair.older, election.held_term
+    told: list[float] = []
+    worker.components.events.on(
+        "coord:coordinator-epoch-renewed", lambda event: told.append(event.until)
+    )
+    tries: list[float] = []
+
+    async def write(changes: Sequence[Change]) -> list[Outcome]:
+        if changes[0].key.startswith(ROLES):
+            tries.append(pair.clock.wall_seconds)
+            if len(tries) % (fails + 1):
+                raise Unavailable("the store", "a write was refused")
+        return await pair.store.write(changes)
+
+    monkeypatch.setattr(worker.link, "write", write)
+    for number in range(1, 4):
+        before = pair.clock.wall_seconds
+        while len(told) < number:
+            pair.clock.mono_seconds += TIMING.heartbeat
+            pair.clock.wall_seconds += TIMING.heartbeat
+            await worker.member.heartbeats._send()
+            with suppress(Unavailable):
+                await worker.check()
+        role = read_role(await pair.store.get(f"{ROLES}{ROLE}"))
+        assert role is not None
+        assert told == [*told[: number - 1], role.until]
+        assert role.until == pair.clock.wall_seconds + MOST
+        assert tries[-fails - 1 :] == [
+            before + MOST + late * TIMING.heartbeat for late in range(fails + 1)
+        ]
+        assert len(tries) == number * (fails + 1)
+        assert election.held_term is term is not None

@@ -1,7 +1,7 @@
 """The outcome of a batch that is written in parts, whatever becomes of each part."""
 
 import itertools
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -104,32 +104,38 @@ class LimitedStore(MemoryStore):
         return await super().write(changes)
 
 
-@pytest.mark.parametrize("verb", ["insert", "delete"])
+@pytest.mark.parametrize("verb", ["insert", "delete", "delete all"])
 async def test_all_learn_what_a_batch_has_done_before_it_failed(
-    verb: Literal["insert", "delete"],
+    verb: Literal["insert", "delete", "delete all"],
 ) -> None:
-    """Listeners and hooks: its effect stays."""
+    """Listeners and hooks, which there are none of for `delete_all`: its effect stays."""
     store = LimitedStore()
     async with Database(connection=store) as database:
         things = await database.create_resource("things")
-        if verb == "delete":
+        if verb != "insert":
             await things.insert_many([{"id": name} for name in NAMES])
         events: list[Event] = []
         results: list[Any] = []
         database.on("resource:*", events.append)
-        things.after(verb, results.append)
+        for hooked in ("insert", "delete"):
+            things.after(hooked, results.append)
         store.left = 2
         records = [{"id": name} for name in NAMES]
-        work = things.insert_many(records) if verb == "insert" else things.delete_many(NAMES)
+        verbs: dict[str, Callable[[], Awaitable[object]]] = {
+            "insert": lambda: things.insert_many(records),
+            "delete": lambda: things.delete_many(NAMES),
+            "delete all": things.delete_all,
+        }
         with pytest.raises(Incomplete) as raised:
-            await cast("Awaitable[object]", work)
+            await verbs[verb]()
         assert (raised.value.written, raised.value.unsent) == (("a", "b"), ("c",))
         assert (raised.value.conflicts, raised.value.unknown) == ((), ())
         # Why the rest was not sent.
         assert isinstance(raised.value.__cause__, Unavailable)
         assert [event["ids"] for event in events] == [("a", "b")]
         told = [each["id"] for each in results] if verb == "insert" else results
-        assert told == (["a", "b"] if verb == "insert" else [True, True, False])
+        expected = {"insert": ["a", "b"], "delete": [True, True, False], "delete all": []}
+        assert told == expected[verb]
 
 
 class LosingStore(MemoryStore):
