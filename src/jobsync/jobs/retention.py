@@ -27,6 +27,8 @@ _DAY = 86_400.0
 _HOUR = 3_600.0
 _INTERVAL = 6 * _HOUR
 """Seconds after which a node records again that it works on a date."""
+_LONGEST_LAG = _INTERVAL + _HOUR
+"""Seconds for which a node may have worked on a date since the time that its record has."""
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +139,7 @@ async def _find_dates(
 
     records = await store.scan(keys.dates, limit=100 * PAGE_SIZE)
     uses = corruption_log.read_all(read, records)
-    return [day for day, used in uses if day < last and used < before - _HOUR]
+    return [day for day, used in uses if day < last and used < before - _LONGEST_LAG]
 
 
 def _read_day(record: Record, keys: JobKeys) -> date:

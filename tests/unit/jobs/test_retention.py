@@ -79,10 +79,10 @@ async def test_a_date_is_forgotten_after_its_last_use(
     for day, used in latest.items():
         is_kept = bool(await store.heads(keys.claims(day)))
         end = datetime.combine(day, datetime.min.time(), UTC).timestamp() + DAY
-        # A use is recorded to the hour.
+        # A node records a use to the hour, and every six hours.
         if now - used < days * DAY or now - end < days * DAY:
             assert is_kept
-        if now - used > (days + 1.01 / 24) * DAY and now - end >= days * DAY:
+        if now - used > (days + 7.01 / 24) * DAY and now - end >= days * DAY:
             assert not is_kept
 
 
@@ -95,6 +95,24 @@ async def test_a_node_records_its_date_every_six_hours() -> None:
         record = await store.get(keys.work_date(FIRST))
         assert record is not None
         assert record.value == {"used": START + recorded * DAY / 24}
+
+
+@pytest.mark.parametrize("joined", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("worked", [5.9, 6.0, 11.9, 29.0, 35.9])
+async def test_a_date_is_kept_for_days_after_its_last_hour(worked: float, joined: float) -> None:
+    """Found: what a node had done in the hours since its last record was forgotten a day later.
+
+    The second node that works on it records less, because the first has recorded the same hour.
+    """
+    store, keys = MemoryStore(f"retention-{next(_numbers)}", Components.system()), JobKeys("app")
+    first, second = (WorkDate(store, keys, FIRST, open_log()) for _ in range(2))
+    await first.record(START)
+    for minutes in range(int(joined * 60), int(worked * 60) + 1):
+        await second.record(START + minutes * 60)
+    await store.create(keys.claim(FIRST, "task"), {})
+    last = max(START + worked * 3600, START + DAY)
+    assert (await forget(store, keys, open_log(), now=last + 1.99 * DAY, days=2)).claims == 0
+    assert (await forget(store, keys, open_log(), now=last + 3 * DAY, days=2)).claims == 1
 
 
 @pytest.mark.parametrize(
