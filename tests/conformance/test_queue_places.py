@@ -72,6 +72,7 @@ PAGES_DIFFER = {
     "test_other_content_is_not_a_push_repeated": _PUSH,
     "test_what_replaces_a_push_in_doubt_is_handled": _PUSH,
     "test_no_more_messages_are_claimed_than_the_queue_allows": _LIMITS,
+    "test_whoever_waits_for_a_limit_is_woken_when_there_is_room": _LIMITS,
     "test_limits_of_queues_are_their_own": _LIMITS,
     "test_a_full_queue_says_what_else_there_is": _LIMITS,
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,
@@ -1277,6 +1278,27 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     suspects = await mine.claim(5, session=ME, visibility=60, suspects=True)
     assert len(suspects.messages) == most
     assert await claim(other) == []
+
+
+@pytest.mark.parametrize("end", ["complete", "retry", "bury", "cancel", "lapse"])
+async def test_whoever_waits_for_a_limit_is_woken_when_there_is_room(
+    location: QueueLocation, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Found: not by a cancelled message on PostgreSQL; others claimed at their next poll."""
+    backend = await location.open("emails", limits=QueueLimits(max_concurrency=1))
+    await push(backend, 1, 2)
+    first = await claim(backend)
+    assert len(first) == 1
+    woken: list[str] = []
+    monkeypatch.setattr(cast("SqlBackend", backend)._notifications, "wake", woken.append)
+    match end:
+        case "cancel":
+            assert await backend.cancel(first[0].receipt.id) is not None
+        case "lapse":
+            await backend.end_claims({ME})
+        case _:
+            await settle(backend, first, cast("Transition", end))
+    assert "queue/emails" in woken
 
 
 ONE_AT_A_TIME = QueueLimits(max_concurrency=1)

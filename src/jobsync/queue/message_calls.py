@@ -152,7 +152,10 @@ class MessageCalls(ABC, Generic[RecordT]):
         return await self._get_backend().purge([*PENDING, *(("dead",) if include_dead else ())])
 
     def pause(self) -> None:
-        """Stop claiming in this process until `resume`; running handlers continue."""
+        """Stop claiming in this process until `resume`; running handlers continue.
+
+        Messages are handled all the same by `drain`, which is called for that.
+        """
         self._workers.pause(is_paused=True)
 
     def resume(self) -> None:

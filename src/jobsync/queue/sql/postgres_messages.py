@@ -40,11 +40,11 @@ class PostgresMessageOperations(SqlMessageOperations):
         return bool(rows or await self._run("delete_finished", parameters))
 
     async def _end(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
-        """End a message; if it was the head of its group, let the next one be it."""
+        """End a message: the next of its group, or one that a limit held back, can be claimed."""
         rows = await self._access.run_steps(
             lambda: self._places.end_message(statement, parameters), self.topic
         )
-        if rows and rows[0][-1] is not None:
+        if rows:
             self._notifications.wake(self.topic)
         return rows
 
