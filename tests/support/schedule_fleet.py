@@ -6,7 +6,9 @@ checks the records and the notes.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fleets import BilledStore
@@ -68,6 +70,8 @@ class SchedulerProcess:
         self.scheduler: SchedulerPlugin | None = None
         self._jobs = jobs
         self._options = options
+        self._acting: Counter[str] = Counter()
+        """How many attempts of each run are under way."""
 
     async def work(self) -> None:
         """Fire and run jobs until cancelled, or until the database has failed."""
@@ -100,21 +104,34 @@ class SchedulerProcess:
         dice = self.fleet.world.dice
 
         async def act(_: object, context: JobContext) -> str:
-            self._note(name, "begin", context)
-            await self.node.clock.sleep(dice.uniform(at_least, seconds))
-            if dice.random() < fails:
-                raise ValueError("as its options demand")
-            self._note(name, "end", context)
+            with self._perform(name, context):
+                await self.node.clock.sleep(dice.uniform(at_least, seconds))
+                if dice.random() < fails:
+                    raise ValueError("as its options demand")
             return context.execution_id
 
         def act_on_a_thread(_: object, context: JobContext) -> None:
-            self._note(name, "begin", context)
-            block(dice.uniform(0, seconds))
-            self._note(name, "end", context)
+            with self._perform(name, context):
+                block(dice.uniform(at_least, seconds))
 
         # Errors tell where they were raised; a history must not depend on where this file is.
         act.__code__ = act.__code__.replace(co_filename="<action>", co_firstlineno=1)
         return act_on_a_thread if job.get("is_function") else act
+
+    @contextmanager
+    def _perform(self, name: str, context: JobContext) -> Iterator[None]:
+        """Note an attempt, and check that no other one of its run is under way here."""
+        run = context.execution_id
+        if run in self._acting:
+            found = f"{self.node.name} runs an attempt of {name} while another one runs"
+            self.fleet.world.violations.append(Violation("K5", found))
+        self._acting[run] += 1
+        self._note(name, "begin", context)
+        try:
+            yield
+            self._note(name, "end", context)
+        finally:
+            self._acting -= Counter([run])
 
     def _note(self, name: str, what: str, context: JobContext) -> None:
         assert self.scheduler is not None or context.scheduler is not None
@@ -291,6 +308,12 @@ class ScheduleFleet:
             if each.what == "commit" and f"/run/{job}/" in each.details["key"]
         }
         return len([key for key in keys if "-gap-" not in key])
+
+    def count_attempts(self, job: str) -> int:
+        """Count the starts of a job's action."""
+        return sum(
+            each.what == "begin" and each.details["job"] == job for each in self.world.history
+        )
 
     def list_statuses(self, job: str) -> list[str]:
         """Return the latest status of each run of a job."""

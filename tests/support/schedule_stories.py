@@ -1,8 +1,8 @@
 """Stories of schedulers in the simulated world: what happens to processes, jobs and clocks.
 
-`jobsync.testing` checks every commit (K1 to K8). Each story lets everything calm down and checks
-that everything was decided and executed (K2, KL2), and if firing stopped, that it resumed in time
-(KL1).
+`jobsync.testing` checks every commit (K1 to K8), and the fleet its actions (K5). Each story lets
+everything calm down and checks that everything was decided and executed (K2, KL2), and if firing
+stopped, that it resumed in time (KL1).
 """
 
 import asyncio
@@ -52,6 +52,7 @@ __all__ = [
     "pause",
     "pauses_jobs",
     "rare",
+    "returns_to_its_run",
     "runs_by_hand",
     "skewed_buckets",
     "skewed_databases",
@@ -465,6 +466,25 @@ async def lacks(world: World) -> None:
         require(fleet.count_runs(job) >= 3, "K2", f"{job}: {fleet.count_runs(job)} runs")
 
 
+async def returns_to_its_run(world: World) -> None:
+    """A process that alone has the jobs stands still, and resumes in its next session what it runs.
+
+    The plain function that it began goes on meanwhile: nobody can cancel it.
+    """
+    fleet = ScheduleFleet(world)
+    fleet.add("a", {"tick": JOBS["tick"]})
+    await fleet.wait_for_leader()
+    long = {"schedule": "* * * * *", "seconds": 200.0, "at_least": 100.0, "timeout": None}
+    jobs = {"function": {**long, "is_function": True}, "coroutine": long}
+    node = fleet.add("b", jobs)
+    await until(lambda: all(map(fleet.count_runs, jobs)), "both have begun", 5 * MINUTE)
+    await asyncio.sleep(world.dice.uniform(0, 30))
+    await strikes.pause([node], world.dice.uniform(2, 4) * TIMEOUT)
+    await fleet.settle(6 * MINUTE)
+    for job in jobs:
+        require(fleet.count_attempts(job) > fleet.count_runs(job), "K5", f"{job} was not resumed")
+
+
 async def standalone(world: World) -> None:
     """Without an election every process fires, and the store lets one of them."""
     fleet = ScheduleFleet(world, enable_coordinator=False)
@@ -620,6 +640,7 @@ STORIES: tuple[Story, ...] = (
     dies_before_jitter,
     edits_and_dies,
     lacks,
+    returns_to_its_run,
     standalone,
     skewed_databases,
     skewed_buckets,

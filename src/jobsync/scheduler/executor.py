@@ -1,12 +1,12 @@
 """Runs a scheduled job's action: attempts, timeout, retries. It knows no store.
 
 However an action ends becomes an outcome: a value or an error never passes as an exception to the
-scheduler. Two attempts of one run never overlap: a coroutine that exceeds its timeout is
+scheduler. Two attempts of one call never overlap: a coroutine that exceeds its timeout is
 cancelled, and a plain function, which cannot be cancelled, sees `context.lost`; the retry starts
-only after it has ended. The run itself ends after its last attempt has ended, so that an
-overlap policy which waits for the run waits for the action. If the run is cancelled, a coroutine
-is cancelled and has a few seconds to end. What runs on after that is left behind: user code
-cannot prolong a shutdown.
+only after it has ended. Whoever calls again for the same run waits first (`wait`). The run itself
+ends after its last attempt has ended, so that an overlap policy which waits for the run waits for
+the action. If the run is cancelled, a coroutine is cancelled and has a few seconds to end. What
+runs on after that is left behind: user code cannot prolong a shutdown.
 """
 
 import asyncio

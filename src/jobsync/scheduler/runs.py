@@ -123,8 +123,8 @@ class Runs:
         self._limit = limit
         self._left = left
         self._active: dict[str, _Active] = {}
-        self._unbegun: set[str] = set()
-        """Runs whose tasks have not made a step yet."""
+        self._unbegun: set[object] = set()
+        """The tasks of runs that have not made a step yet."""
         self._on_end: Callable[[str], object] = lambda _: None
 
     def __len__(self) -> int:
@@ -157,11 +157,14 @@ class Runs:
         data: Mapping[str, Any] = MappingProxyType({}),
     ) -> "asyncio.Task[ActionOutcome | None]":
         """Start a run that the stored state names. The task returns None if it was lost."""
+        if (earlier := self._active.get(run.id)) is not None:
+            # Of a former session of this process, which has not noticed its end.
+            earlier.task.cancel()
         task = asyncio.get_running_loop().create_task(
             self._run(job, stored.state, run, data), name=f"jobsync job {job.name}"
         )
         self._active[run.id] = _Active(job.name, run, task)
-        self._unbegun.add(run.id)
+        self._unbegun.add(task)
         task.add_done_callback(lambda ended: self._forget(job, run, ended))
         return task
 
@@ -195,7 +198,7 @@ class Runs:
         """
         task = asyncio.get_running_loop().create_task(self._release(job, run))
         self._left[run.id] = task
-        task.add_done_callback(lambda _: self._forget_left(job.name, run))
+        task.add_done_callback(lambda ended: self._forget_left(job.name, run, ended))
         return task
 
     def _hand_over(self, job: KnownJob, run: ActiveRun) -> "asyncio.Task[None]":
@@ -203,8 +206,10 @@ class Runs:
         resumed = max(run.resumed - 1, 0)
         return self.release(job, msgspec.structs.replace(run, resumed=resumed))
 
-    def _forget_left(self, name: str, run: ActiveRun) -> None:
-        self._left.pop(run.id, None)
+    def _forget_left(self, name: str, run: ActiveRun, task: object) -> None:
+        if self._left.get(run.id) is task:
+            # Otherwise this process has released it again, in its next session.
+            del self._left[run.id]
         self._on_end(name)
 
     def _forget(self, job: KnownJob, run: ActiveRun, task: asyncio.Task[Any]) -> None:
@@ -215,9 +220,9 @@ class Runs:
             del self._active[run.id]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._listener.on_bug(error)
-        if run.id in self._unbegun:
+        if task in self._unbegun:
             # It was cancelled before it could notice.
-            self._unbegun.discard(run.id)
+            self._unbegun.discard(task)
             self._hand_over(job, run)
         self._on_end(job.name)
 
@@ -225,7 +230,7 @@ class Runs:
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
     ) -> ActionOutcome | None:
         """Run a job, and report it if the run is lost; then return None."""
-        self._unbegun.discard(run.id)
+        self._unbegun.discard(asyncio.current_task())
         _calling.set(self)
         try:
             return await self._perform(job, state, run, data)
@@ -265,6 +270,8 @@ class Runs:
             # The process before has stored the result, and died before it could say so.
             await self._finish(name, run, record)
             return None
+        # It may still run here for a former session of this process, which was believed dead.
+        await job.executor.wait(run.id)
         await self._check_trust(run)
         definition, context = state.effective, self._build_context(job, state, run, data)
         self._listener.on_start(run, context)

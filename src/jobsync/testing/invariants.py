@@ -134,6 +134,7 @@ INVARIANTS: Mapping[str, str] = {
     "K2": "Every instant that was due is fired, or in the history with the reason.",
     "K3": "No instant is fired before its time, by the server's clock or one close to it.",
     "K4": "Runs overlap only where that is allowed; a run changes hands after its owner's end.",
+    "K5": "Two attempts of a run never overlap in one process.",
     "K6": "Late instants are fired only as many as the job allows.",
     "K7": "A changed schedule never fires an instant before the change.",
     "K8": "A run is started by its owner, once, after its firing record; its result stays.",

@@ -74,6 +74,8 @@ class Stage:
         self.told: list[tuple[str, str]] = []
         self.acted: list[str] = []
         self.go_on: asyncio.Event | None = None
+        self.is_stubborn = False
+        """Whether actions go on although they are cancelled."""
         listener = SimpleNamespace(
             on_start=lambda run, _: self.told.append(("start", run.id)),
             on_end=lambda run, *_: self.told.append(("end", run.id)),
@@ -102,8 +104,12 @@ class Stage:
 
     async def _act(self, _: Any, context: JobContext) -> str:
         self.acted.append(context.execution_id)
-        if self.go_on is not None:
-            await self.go_on.wait()
+        while self.go_on is not None and not self.go_on.is_set():
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                if not self.is_stubborn:
+                    raise
         return f"result of {context.execution_id}"
 
     def _build(self, _: Any, __: Any, run: ActiveRun, data: Any) -> JobContext:
@@ -318,7 +324,10 @@ async def test_a_run_is_released_by_the_session_that_has_it(
     assert (edits.list_since(0), edits.special) == (["job"], ())
 
 
-async def test_a_run_that_is_resumed_in_the_next_session_is_known_until_it_ends() -> None:
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_a_run_that_is_resumed_in_the_next_session_is_known_until_it_ends(
+    is_noticed: bool,
+) -> None:
     """The end of the cancelled one is not that of the other: an orphan would run twice."""
     stage = Stage()
     stage.go_on = asyncio.Event()
@@ -331,9 +340,11 @@ async def test_a_run_that_is_resumed_in_the_next_session_is_known_until_it_ends(
     )
     stored = await stage.cache.read("job")
     assert stored is not None
-    stage.runs.cancel_lost()
+    if is_noticed:
+        stage.runs.cancel_lost()
     second = stage.runs.start(stage.job, stored, resumed)
     await asyncio.wait([first])
+    assert first.cancelled()
     await asyncio.sleep(0)
     assert (stage.runs.has(RUN.id), len(stage.runs), stage.runs.room) == (True, 1, 4)
     stage.runs.cancel_lost()
@@ -341,6 +352,29 @@ async def test_a_run_that_is_resumed_in_the_next_session_is_known_until_it_ends(
     assert await second is not None
     await asyncio.sleep(0)
     assert (stage.runs.has(RUN.id), len(stage.runs)) == (False, 0)
+
+
+async def test_a_run_that_is_resumed_in_the_next_session_waits_for_its_action() -> None:
+    """Found: the action of the former session went on, and the same run acted beside it."""
+    stage = Stage()
+    stage.go_on, stage.is_stubborn = asyncio.Event(), True
+    (first,) = await stage.start(RUN)
+    await until(lambda: stage.acted, "it acts", interval=0)
+    stage.membership.incarnation = "me.2"
+    stored = await stage.cache.read("job")
+    assert stored is not None
+    resumed = msgspec.structs.replace(RUN, owner="me.2", resumed=1)
+    second = stage.runs.start(stage.job, stored, resumed)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    (entry,) = await stage.read_entries()
+    assert (entry.owner, stage.acted, stage.told) == ("me.2", ["run"], [("start", "run")])
+    stage.go_on.set()
+    assert await second is not None
+    assert first.cancelled()
+    assert stage.acted == ["run", "run"]
+    told = ["start", "it was cancelled", "start", "end"]
+    assert stage.told == [(each, "run") for each in told]
 
 
 @pytest.mark.parametrize(
