@@ -15,7 +15,7 @@ from fleets import BilledStore
 from waiting import until
 
 from jobsync.coordination.fleet_clock import MAX_SKEW
-from jobsync.errors import JobsyncError, Misconfigured
+from jobsync.errors import JobsyncError
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.stores.memory import MemoryStore
@@ -339,6 +339,6 @@ class ScheduleFleet:
         world.note(node.name, "gave up", error=str(error))
         if is_defect(error):
             world.violations.append(Violation("crash", repr(error)))
-        elif process.scheduler is not None and not isinstance(error, Misconfigured):
+        elif process.scheduler is not None:
             found = f"{node.name} has failed after its start: {error!r}"
             world.violations.append(Violation("A1", found))

@@ -22,10 +22,9 @@ from jobsync.stores.corruption_log import convert_record, read_existing
 
 __all__ = ["CodeVersions", "Defined", "digest_code"]
 
-_PAGE = 1000
 _CODE_AGE = 86_400.0
 """Seconds after which a version of the code is forgotten that no process has."""
-_MAX_FORGOTTEN = 100
+_MAX_LOOKED_AT = 100
 _DEFINED = "defined"
 
 _T = TypeVar("_T")
@@ -109,22 +108,28 @@ class CodeVersions:
             find_applied(outcome, put.key)
         return not is_stored
 
-    async def forget(self, used: Container[str], now: float) -> int:
+    async def forget(self, used: Container[str], now: float, digest: str) -> int:
         """Remove versions of the code that no process has and that were published a day ago.
 
         A process publishes its version before its session names it, and publishes an old one
-        again: what is removed here is named by nobody. At most 100 are removed.
+        again: what is removed here is named by nobody. Only 100 are looked at, beginning with the
+        one after `digest`: digests are as good as random, so each has its turn.
 
         Args:
             used: the digests that live sessions name.
             now: the time by which they were published.
+            digest: of the version that was added last.
 
         Returns:
             How many were removed.
         """
-        heads = await self._code.store.heads(self._code.prefix, limit=_PAGE)
-        unused = [head.key for head in heads if self._code.name(head.key) not in used]
-        records = await read_existing(self._code.store, unused[:_MAX_FORGOTTEN], self._report)
+        store, prefix = self._code.store, self._code.prefix
+        heads = await store.heads(prefix, after=self._code.key(digest), limit=_MAX_LOOKED_AT)
+        if (left := _MAX_LOOKED_AT - len(heads)) > 0:
+            heads += await store.heads(prefix, limit=left)
+        keys = dict.fromkeys(head.key for head in heads)
+        unused = [key for key in keys if self._code.name(key) not in used]
+        records = await read_existing(store, unused, self._report)
         old = [
             record.delete()
             for record in records.values()

@@ -22,7 +22,7 @@ from jobsync.coordination.term import Term
 from jobsync.core.firing import next_due
 from jobsync.core.job_changes import add_request
 from jobsync.core.job_state import JobDefinition, JobState, RunRequest, find_schedule
-from jobsync.errors import Corrupt, NewerFormat
+from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.scheduler.edits import Edits
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, Progress
@@ -85,8 +85,8 @@ class Duty:
         self._code = ""
         self._assignment: _Assignment | None = None
         self._edits = Edits()
-        self._starts: set[str] = set()
-        """The jobs that run when the fleet starts."""
+        self._has_asked = False
+        """Whether the runs at the start were asked for without an election."""
         self._progress = Progress()
 
     @property
@@ -125,8 +125,6 @@ class Duty:
             self._assignment = self._assignment._replace(names=self._assignment.names | {name})
         elif self._term is not None:
             self.names |= {name}
-            if self._runs_on_start(name):
-                self._starts.add(name)
 
     def drop(self, name: str) -> None:
         """Take one job off duty."""
@@ -160,18 +158,19 @@ class Duty:
         self._cache.known.clear()
         edits = await self._jobs.edits.read()
         self._edits = edits or Edits()
-        self._starts = {name for name in names if self._runs_on_start(name)}
+        self._cache.keep(await self._jobs.read_many(sorted(self._edits.special)))
         unsettled = set(names)
         if term is not None and term.epoch:
             unsettled = await self._find_unsettled(names, term, code)
             if edits is None:
                 # Any of them may have been changed.
                 unsettled = set(names)
-        elif term is not None:
-            # Without an election nobody notes the fleet: the oldest process asks.
+        elif term is not None and not self._has_asked:
+            # Without an election nobody notes the fleet: the oldest process asks, once.
             older = {w for w in await self._find_fleet() if w < self._membership.worker_id}
             await self._request_starts(names, term, Progress(fleet=tuple(older)))
-        self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.special})))
+            self._has_asked = True
+        self._cache.keep(await self._jobs.read_many(sorted(unsettled - {*self._edits.special})))
         if self._assignment != assignment:
             return None
         self.names, self._term, self._code = assignment
@@ -211,23 +210,32 @@ class Duty:
         """Ask for the runs that follow the start of a fleet, if all of the last one are gone.
 
         Returns:
-            The progress with the present fleet, which is noted at once: a successor asks no more.
+            The progress with the present fleet, which is noted at once, with these jobs: a
+            successor asks no more, and starts what is asked for.
         """
-        wanted = sorted(self._starts & {*names})
+        wanted = sorted(filter(self._runs_on_start, names))
         fleet = await self._find_fleet() if wanted else set[str]()
         if not wanted or fleet & {*before.fleet}:
             return before
         for name in wanted:
             (run_id,) = self._components.ids.records(1)
             request = RunRequest(id=run_id, at=self._clock.estimate(), by=_AT_START)
-            await self._cache.update(name, partial(_request_start, request=request))
-        progress = msgspec.structs.replace(before, fleet=tuple(sorted(fleet)))
+            try:
+                await self._cache.update(name, partial(_request_start, request=request))
+            except (Corrupt, Invalid, NewerFormat) as error:
+                # Its record cannot be changed; the other jobs do not wait for that.
+                self._jobs.report(name, error)
+        progress = msgspec.structs.replace(
+            before, fleet=tuple(sorted(fleet)), open=tuple(sorted({*before.open, *wanted}))
+        )
         if term.epoch:
             await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
         return progress
 
     def _runs_on_start(self, name: str) -> bool:
-        return self._definitions[name].run_on_start
+        """Whether a job runs when the fleet starts; an operator's change holds."""
+        state = self.assume(name)
+        return state.is_active and state.effective.run_on_start
 
     async def _find_fleet(self) -> set[str]:
         """Return the workers that are alive. A worker keeps its id when its session is replaced."""
@@ -284,7 +292,11 @@ class Duty:
         term = self._term
         if term is None or not term.epoch:
             return
-        fleet = await self._find_fleet() if self._starts & self.names else set[str]()
+        fleet = {*self._progress.fleet}
+        if fleet != {incarnation.rpartition(".")[0] for incarnation in self._membership.living}:
+            # Also if no job runs at the start: the next leader may have one. What the last check
+            # has seen may be incomplete.
+            fleet = await self._find_fleet()
         if not self.is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
@@ -310,7 +322,8 @@ class Duty:
 
 
 def _request_start(state: JobState, request: RunRequest) -> JobState | None:
-    """Return the state with a request for the run at the start, unless there is one."""
-    if any(known.by == request.by for known in state.requests):
+    """Return the state with a request for the run at the start, unless it has or needs none."""
+    is_wanted = state.is_active and state.effective.run_on_start
+    if not is_wanted or any(known.by == request.by for known in state.requests):
         return None
     return add_request(state, request)

@@ -92,7 +92,7 @@ class JobCode:
             return
         members = await self._membership.members()
         used = set(map(self._find_digest, members))
-        await self._jobs.code.forget({*used, self.digest}, self._clock.now())
+        await self._jobs.code.forget({*used, self.digest}, self._clock.now(), self.digest)
         self._is_new = False
 
     async def register_all(self) -> None:

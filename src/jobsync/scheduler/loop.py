@@ -13,11 +13,12 @@ from functools import partial
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
-from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat
 from jobsync.scheduler.decider import JobDecider
 from jobsync.scheduler.duty import CHUNK, Duty
 from jobsync.scheduler.job_cache import JobCache
@@ -166,7 +167,7 @@ class FiringLoop:
         try:
             await self._check_clock()
             unsettled = await self._duty.take_over()
-        except (Unavailable, OutcomeUnknown):
+        except OUTAGE_ERRORS:
             await self._components.clock.sleep(_RETRY)
             self._wakeup.set()
         except (Corrupt, NewerFormat) as error:
@@ -275,7 +276,7 @@ class FiringLoop:
         while True:
             try:
                 is_decided = await self._decider.decide(job, owner, new_id, self._delayed)
-            except (Unavailable, OutcomeUnknown):
+            except OUTAGE_ERRORS:
                 if not (self._cache.is_unsure(name) and self._is_session(owner)):
                     self._plan(name, self._clock.now() + _RETRY)
                     return
@@ -332,7 +333,7 @@ class FiringLoop:
             await self._follow_edits()
             await self._duty.write_progress(self._list_open)
             await self._look_for_runs_by_hand()
-        except (Unavailable, OutcomeUnknown):
+        except OUTAGE_ERRORS:
             return
         except (Corrupt, NewerFormat) as error:
             # Jobs are fired without what operators note, until that is repaired.

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.coordination.membership import Membership
 from jobsync.core.firing import start_manually, withdraw
 from jobsync.core.job_state import ActiveRun, JobState
@@ -27,7 +28,6 @@ from jobsync.errors import (
     JobRunning,
     NewerFormat,
     NotFound,
-    OutcomeUnknown,
     Unavailable,
     closest_name,
 )
@@ -162,7 +162,7 @@ class ManualRuns:
                 try:
                     if await self._cache.read(name) is not None:
                         await self._cache.update(name, decide)
-                except (Unavailable, OutcomeUnknown):
+                except OUTAGE_ERRORS:
                     await self._components.clock.sleep(_RETRY)
                     continue
             return
@@ -193,7 +193,7 @@ class ManualRuns:
         while True:
             try:
                 return await self._record(job, run, data)
-            except (Unavailable, OutcomeUnknown):
+            except OUTAGE_ERRORS:
                 if not (self._cache.is_unsure(job.name) and self._is_session(run.owner)):
                     raise
                 # What may be recorded as running here has to run here.

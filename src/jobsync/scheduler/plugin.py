@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from jobsync.components import Components
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.core.job_state import ActiveRun, JobState, find_schedule
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
-from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
@@ -150,9 +151,10 @@ class SchedulerPlugin(CoordinatorPlugin):
             self._learn(name)
             await self._get_parts().register(name)
         except BaseException:
-            # So that it can be added again.
+            # So that it can be added again. It may have been published that it is here.
             self._jobs.pop(name, None)
             self._known.pop(name, None)
+            self._get_parts().code.change()
             raise
 
     async def adopt_jobs(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -185,7 +187,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             # What was due and had to wait: nobody fires the job here any more.
             await parts.cache.read(name)
             await parts.cache.write_history(name, parts.clock.now())
-        except (OutcomeUnknown, Unavailable):
+        except OUTAGE_ERRORS:
             # It stays in the state, and a leader writes it.
             pass
         if not self.is_coordinator:
@@ -314,8 +316,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._get_membership().watch(f"schedule {parts.jobs.prefix}", ())
 
     async def on_become_coordinator(self) -> None:
-        """Put all jobs of this process on duty."""
-        await self._get_parts().code.publish()
+        """Put all jobs of this process on duty, whether or not others can be told of them."""
+        await self._try_to_publish()
         self._assign()
 
     async def on_stop_being_coordinator(self) -> None:
@@ -378,6 +380,16 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         self._known[name] = KnownJob(name, options, executor)
 
+    async def _try_to_publish(self) -> None:
+        """Publish which jobs this process has; `_follow` does it if that fails."""
+        parts = self._get_parts()
+        try:
+            await parts.code.publish()
+        except OUTAGE_ERRORS:
+            pass
+        except (Corrupt, NewerFormat) as error:
+            parts.jobs.report_note(error)
+
     def _assign(self) -> None:
         """Put jobs on duty in this process, by whether it leads."""
         if self.term is not None:
@@ -397,7 +409,7 @@ class SchedulerPlugin(CoordinatorPlugin):
                 if self.is_coordinator:
                     await parts.removed.forget_some()
                 lacking = frozenset() if self.is_coordinator else await self._find_lacking()
-            except (OutcomeUnknown, Unavailable):
+            except OUTAGE_ERRORS:
                 continue
             except (Corrupt, NewerFormat) as error:
                 self._get_parts().jobs.report_note(error)

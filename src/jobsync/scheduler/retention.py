@@ -6,19 +6,21 @@ that many runs and gaps. What is older than the retention is also removed by the
 after the last removal. A removal costs some requests: it does not follow each run.
 
 Runs are counted in the job's state, whichever process runs them. Each process that sees so many
-more than at its last removal removes what is old. It does so too at its first run, if there may be
-anything: the process before may have been killed instead. Gaps are counted by each process for
-itself. A removal that the store did not answer, or for which the time was not known, is tried again
-after a pause.
+more than at its last removal removes what is old. It does so too at the first run that it sees,
+unless that is the job's: the process before may have ended instead. Gaps are counted by each
+process for itself. A removal that the store did not answer, or for which the time was not known, is
+tried again after a pause.
 """
 
 import asyncio
+import math
 from collections import Counter
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.core.retry import ExponentialBackoff
-from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, NewerFormat, Unavailable
 from jobsync.scheduler.job_store import JobStore
 
 __all__ = ["HistoryRetention"]
@@ -68,7 +70,7 @@ class HistoryRetention:
             runs: how many it has had.
         """
         now = self._clock.now()
-        first = (now, 0 if runs > self._keep else runs - 1)
+        first = (now if runs <= 1 else -math.inf, 0)
         pruned_at, pruned_runs = self._pruned.setdefault(name, first)
         if runs - pruned_runs >= self._excess or now - pruned_at >= _DAY:
             self._pruned[name] = (now, runs)
@@ -87,7 +89,7 @@ class HistoryRetention:
             name = await self._due.get()
             try:
                 await self.prune(name)
-            except (OutcomeUnknown, Unavailable):
+            except OUTAGE_ERRORS:
                 # Its next ten runs may be years away.
                 self._due.put_nowait(name)
                 failures += 1

@@ -19,11 +19,12 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.coordination.membership import Membership
 from jobsync.core.firing import drop_run, explain_loss, find_newest_due, finish
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.core.retry import ExponentialBackoff, default_backoff
-from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
 from jobsync.scheduler.history import HistoryEntry, describe_end
@@ -439,7 +440,7 @@ class Runs:
         while self._is_ours(run):
             try:
                 return await work()
-            except (Unavailable, OutcomeUnknown):
+            except OUTAGE_ERRORS:
                 attempt += 1
             except Corrupt:
                 damaged += 1

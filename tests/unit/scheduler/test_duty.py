@@ -9,7 +9,7 @@ import pytest
 
 from jobsync.components import Components
 from jobsync.coordination.term import Term
-from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobPause, JobState
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.scheduler.duty import Duty
 from jobsync.scheduler.job_cache import JobCache
@@ -72,7 +72,7 @@ class Succession:
             name: SimpleNamespace(options=SimpleNamespace(definition=definition))
             for name, definition in self.definitions.items()
         }
-        membership = SimpleNamespace(worker_id="w", members=self._list_members)
+        membership = FleetMembership(self)
         clock = SimpleNamespace(now=lambda: float(NOW), estimate=lambda: float(NOW))
         parts: Any = (
             JobCache(self.jobs, lambda *_: None),
@@ -85,8 +85,23 @@ class Succession:
         duty.assign(known, self.term, "new")
         return duty
 
-    async def _list_members(self) -> list[Any]:
-        return [SimpleNamespace(worker_id=name) for name in self.workers]
+
+class FleetMembership:
+    """The session of worker `w`, which leads."""
+
+    worker_id = "w"
+
+    def __init__(self, succession: Succession) -> None:
+        self._succession = succession
+
+    @property
+    def living(self) -> frozenset[str]:
+        """The live sessions; without the latest, which the last check has not seen yet."""
+        return frozenset(f"{name}.1" for name in [*self._succession.workers[:-1], "w"])
+
+    async def members(self) -> list[Any]:
+        """Read who is alive."""
+        return [SimpleNamespace(worker_id=name) for name in self._succession.workers]
 
 
 NOTED = Progress(until=NOW, code="new")
@@ -139,7 +154,7 @@ async def test_a_successor_that_cannot_read_what_operators_changed_looks_at_all_
 async def test_progress_is_noted_when_any_part_of_it_has_changed(runs_on_start: bool) -> None:
     """What is decided, or who is alive: by that a successor knows whether the fleet has restarted.
 
-    Who is alive matters only if a job runs at the start of the fleet.
+    Also if none of its own jobs runs at the start of a fleet: the successor may have one.
     """
     succession = Succession()
     succession.add("job", msgspec.structs.replace(DAILY, run_on_start=runs_on_start))
@@ -157,23 +172,20 @@ async def test_progress_is_noted_when_any_part_of_it_has_changed(runs_on_start: 
         is_written = before.version != after.version
         return msgspec.convert(after.value, Progress) if is_written else None
 
-    def list_fleet() -> tuple[str, ...]:
-        return tuple(succession.workers) if runs_on_start else ()
-
     await note()
     assert await note() is None
     for workers in (["a", "w"], ["a"], ["b", "w"]):
         # Nothing was decided meanwhile.
         succession.workers = workers
         noted = await note()
-        assert (noted is not None) is runs_on_start
-        assert noted is None or noted.fleet == list_fleet()
+        assert noted is not None
+        assert noted.fleet == tuple(workers)
         assert await note() is None
     # Nobody has come or gone meanwhile.
     duty.is_dirty = True
     noted = await note()
     assert noted is not None
-    assert noted.fleet == list_fleet()
+    assert noted.fleet == ("b", "w")
     assert await note() is None
 
 
@@ -273,6 +285,59 @@ async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
     noted = await succession.store.get(succession.jobs.progress_key)
     assert noted is not None
     assert noted.value["open"] == ["second"]
+
+
+ON_START = msgspec.structs.replace(DAILY, run_on_start=True)
+PAUSE = JobPause(at=1.0, by="ann", reason="it deletes things")
+
+
+@pytest.mark.parametrize(
+    ("definition", "changes", "is_asked_for"),
+    [
+        (ON_START, {}, True),
+        (DAILY, {}, False),
+        # Found: what operators had changed was ignored.
+        (ON_START, {"pause": PAUSE}, False),
+        (ON_START, {"edits": {"run_on_start": False}}, False),
+        (DAILY, {"edits": {"run_on_start": True}}, True),
+        (DAILY, {"edits": {"run_on_start": True}, "pause": PAUSE}, False),
+        (msgspec.structs.replace(ON_START, enabled=False), {}, False),
+        (msgspec.structs.replace(ON_START, enabled=False), {"edits": {"enabled": True}}, True),
+        (ON_START, {"edits": {"enabled": False}}, False),
+        (ON_START, {"edits": {"retries": 3}}, True),
+    ],
+)
+async def test_a_job_runs_at_the_start_if_it_is_fired_at_all(
+    definition: JobDefinition, changes: dict[str, Any], is_asked_for: bool
+) -> None:
+    """By what holds now: its code, and what operators have changed. A successor looks at it."""
+    succession = Succession()
+    succession.add("job", definition, **changes)
+    succession.add("other", DAILY)
+    special = ["job"] if changes else []
+    before = Progress(until=NOW, code="new", fleet=("dead",))
+    found = await succession.take_over(before, *special)
+    stored = await succession.jobs.read("job")
+    assert stored is not None
+    assert [each.by for each in stored.state.requests] == ["run_on_start"] * is_asked_for
+    assert ("job" in found) is is_asked_for
+    noted = await succession.store.get(succession.jobs.progress_key)
+    assert noted is not None
+    assert noted.value.get("open", []) == (["job"] if is_asked_for else [])
+
+
+@pytest.mark.parametrize("damaged", [{"definition": 1}, "nothing"])
+async def test_one_job_that_cannot_be_read_keeps_no_other_from_its_start(damaged: Any) -> None:
+    """Found: nothing was fired in the whole fleet until its record was repaired."""
+    succession = Succession()
+    for name in ("a", "b", "c"):
+        succession.add(name, ON_START)
+    del succession.states["b"]
+    await succession.store.create(f"{succession.jobs.prefix}job/b", damaged)
+    found = await succession.take_over(Progress(until=NOW, code="new", fleet=("dead",)))
+    assert found >= {"a", "c"}
+    stored = await succession.jobs.read_many(["a", "c"])
+    assert [len(each.state.requests) for each in stored.values()] == [1, 1]
 
 
 async def test_a_job_that_was_added_later_does_not_run_after_an_election() -> None:

@@ -8,7 +8,7 @@ import pytest
 from jobsync.components import Components
 from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
-from jobsync.scheduler.code_versions import CodeVersions
+from jobsync.scheduler.code_versions import CodeVersions, digest_code
 from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.memory import MemoryStore
@@ -267,12 +267,12 @@ async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:
     code = fleet.start()
     await code.publish()
     digest, fleet.peers = code.digest, []
-    await fleet.jobs.code.forget((), NOW + 2 * DAY)
+    await fleet.jobs.code.forget((), NOW + 2 * DAY, digest)
     assert await fleet.list_code() == []
     assert await fleet.jobs.code.write(digest, ["job"], NOW + 2 * DAY)
     assert await fleet.jobs.code.read(digest) == {"job"}
     assert not await fleet.jobs.code.write(digest, ["job"], NOW + 4 * DAY)
-    assert await fleet.jobs.code.forget((), NOW + 4 * DAY) == 0
+    assert await fleet.jobs.code.forget((), NOW + 4 * DAY, digest) == 0
 
 
 async def test_a_process_that_adds_no_version_looks_for_none(fleet: Fleet) -> None:
@@ -301,8 +301,23 @@ async def test_a_hundred_versions_at_most_are_forgotten_at_once(fleet: Fleet) ->
     """A fleet that has collected many gets rid of them over some deployments."""
     for number in range(150):
         await fleet.jobs.code.write(f"{number:03}", [], NOW - 2 * DAY)
-    assert await fleet.jobs.code.forget((), NOW) == 100
-    assert await fleet.jobs.code.forget((), NOW) == 50
+    assert await fleet.jobs.code.forget((), NOW, "070") == 100
+    assert await fleet.jobs.code.forget((), NOW, "070") == 50
+
+
+async def test_versions_are_forgotten_however_many_are_too_young(fleet: Fleet) -> None:
+    """Found: only the first hundred were looked at; others stayed if those were young."""
+    definition = JobDefinition(schedule="@daily")
+    versions = [digest_code({str(number): definition}) for number in range(9)]
+    old = max(versions)
+    for number, digest in enumerate(sorted(versions)):
+        await fleet.jobs.code.write(digest, [], NOW - (2 * DAY if digest == old else number))
+    young = [f"{number:03}" for number in range(300)]
+    for digest in young:
+        await fleet.jobs.code.write(digest, [], NOW)
+    forgotten = [await fleet.jobs.code.forget((), NOW, digest) for digest in versions]
+    assert sum(forgotten) == 1
+    assert set(await fleet.list_code()) == {*young, *versions} - {old}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """What the parts of a scheduler that runs do for each other, over a store in memory."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import pytest
+from waiting import until
 
-from jobsync import Database, SchedulerPlugin
+from jobsync import Corrupt, Database, Misconfigured, OutcomeUnknown, SchedulerPlugin, Unavailable
 from jobsync.core.job_state import Gap
+from jobsync.errors import NewerFormat
 
 NEVER = "0 0 29 2 *"
 GAP = Gap(first=60, last=180, count=3, reason="nobody led")
@@ -169,3 +172,57 @@ async def test_a_stop_ends_what_starts_runs_then_the_runs_then_what_they_have_ca
         ]
         assert sum(seconds for _, *times in told for seconds in times) <= scheduler.stop_time
         assert scheduler.stop_time == 12.0
+
+
+DAMAGES = [Corrupt("key", "why"), NewerFormat("key", 9, 1)]
+OUTAGES = [
+    Unavailable("the store", "it is silent"),
+    OutcomeUnknown("key"),
+    Misconfigured("url", "memory://", "is forbidden", "allow it"),
+]
+
+
+@pytest.mark.parametrize("error", [None, *OUTAGES, *DAMAGES])
+async def test_a_leader_fires_its_jobs_even_if_it_cannot_publish_them(
+    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Found: one request without an answer, and it led without firing anything."""
+    scheduler = SchedulerPlugin(jobs={"job": {"schedule": NEVER, "action": idle}})
+    async with Database("memory://", plugins=[scheduler]):
+        await until(lambda: scheduler.term is not None, "it leads")
+        parts = scheduler._get_parts()
+
+        async def publish() -> None:
+            told.append(("publish",))
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(parts.code, "publish", publish)
+        monkeypatch.setattr(parts.loop, "assign", lambda names, *_: told.append(tuple(names)))
+        await scheduler.on_become_coordinator()
+        assert told == [("publish",), ("job",)]
+        monkeypatch.undo()
+
+
+async def test_a_job_that_could_not_be_added_is_published_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found: the leader seemed to have it, so that nobody fired it, not even who did before."""
+    scheduler = SchedulerPlugin(jobs={"job": {"schedule": NEVER, "action": idle}})
+    async with Database("memory://", plugins=[scheduler]):
+        code = scheduler._get_parts().code
+        before = code.digest
+
+        async def define(names: Sequence[str]) -> NoReturn:
+            # The heartbeat publishes it before its definition is stored.
+            await code.publish()
+            assert code.digest != before
+            raise Unavailable("the store", f"it does not store {names}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(code, "define", define)
+            with pytest.raises(Unavailable):
+                await scheduler.add_job("new", schedule=NEVER, action=idle)
+        await code.publish()
+        assert code.digest == before
+        await scheduler.add_job("new", schedule=NEVER, action=idle)

@@ -176,6 +176,18 @@ async def test_a_job_that_cannot_be_read_is_reported() -> None:
     assert await stage.run(runs=10) == 1
 
 
+@pytest.mark.parametrize("runs", [1, 2, 5, 9])
+async def test_what_is_old_is_removed_however_short_processes_live(runs: int) -> None:
+    """Found: nothing was, if each of them saw fewer than ten runs, and less than a day."""
+    total = 0
+    for process in range(3):
+        stage = Stage()
+        stage.runs = total
+        # Before the first run ever there is nothing that could be old.
+        assert await stage.run(runs=runs) == min(process, 1)
+        total += runs
+
+
 @pytest.mark.parametrize("keep", [1, 10, 1000])
 @pytest.mark.parametrize("deaths", [0.02, 0.3])
 async def test_several_processes_exceed_the_limit_by_no_more_than_one(
