@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import pytest
@@ -1255,6 +1255,25 @@ async def test_a_directory_lists_dead_letters_by_id_whenever_they_died(
     assert found == ["id-1", "id-2", "id-3"]
 
 
+class LimitMessages(Protocol):
+    """Returns limits of the messages of task `send`, which are all that a queue has."""
+
+    def __call__(self, **limits: Any) -> QueueLimits: ...
+
+
+def limit_queue(**limits: Any) -> QueueLimits:
+    """Limit all messages of a queue."""
+    return QueueLimits(**limits)
+
+
+def limit_task(**limits: Any) -> QueueLimits:
+    """Limit one task of a queue."""
+    return QueueLimits(tasks={"send": QueueLimits(**limits)})
+
+
+OF_QUEUE_OR_TASK = pytest.mark.parametrize("limit", [limit_queue, limit_task])
+
+
 @pytest.mark.parametrize("most", [1, 3])
 async def test_no_more_messages_are_claimed_than_the_queue_allows(
     location: QueueLocation, most: int
@@ -1280,14 +1299,15 @@ async def test_no_more_messages_are_claimed_than_the_queue_allows(
     assert await claim(other) == []
 
 
+@OF_QUEUE_OR_TASK
 @pytest.mark.parametrize("end", ["complete", "retry", "bury", "cancel", "lapse"])
 async def test_whoever_waits_for_a_limit_is_woken_when_there_is_room(
-    location: QueueLocation, monkeypatch: pytest.MonkeyPatch, end: str
+    location: QueueLocation, monkeypatch: pytest.MonkeyPatch, end: str, limit: LimitMessages
 ) -> None:
     """Found: not by a cancelled message on PostgreSQL; others claimed at their next poll."""
-    backend = await location.open("emails", limits=QueueLimits(max_concurrency=1))
-    await push(backend, 1, 2)
-    first = await claim(backend)
+    backend = await location.open("emails", limits=limit(max_concurrency=1))
+    await push(backend, 1, 2, task="send")
+    first = await claim(backend, tasks=["send"])
     assert len(first) == 1
     woken: list[str] = []
     monkeypatch.setattr(cast("SqlBackend", backend)._notifications, "wake", woken.append)
@@ -1350,58 +1370,60 @@ async def test_a_full_queue_says_what_else_there_is(
     assert values(await claim(backend, suspects=True)) == [1]
 
 
+@OF_QUEUE_OR_TASK
 @pytest.mark.parametrize("burst", [1, 4])
 async def test_messages_are_claimed_at_the_rate_of_the_queue(
-    location: QueueLocation, burst: int
+    location: QueueLocation, burst: int, limit: LimitMessages
 ) -> None:
     """By all processes together, whatever becomes of the messages; after a pause, a burst."""
-    limits = QueueLimits(rate=0.1, burst=burst)
+    limits = limit(rate=0.1, burst=burst)
     mine, other = [await location.open("emails", limits=limits) for _ in range(2)]
-    await push(mine, *range(20))
-    messages = await claim(mine)
+    await push(mine, *range(20), task="send")
+    messages = await claim(mine, tasks=["send"])
     assert len(messages) == burst
     await settle(mine, messages, "release")
-    found = await other.claim(5, session=OTHER, visibility=60)
+    found = await other.claim(5, session=OTHER, visibility=60, tasks=["send"])
     assert found.messages == []
     assert found.due is not None
     assert 5 < found.due <= 10
     location.advance(25)
-    assert len(await claim(other)) == min(2, burst)
+    assert len(await claim(other, tasks=["send"])) == min(2, burst)
     location.advance(1000)
-    assert len(await claim(mine)) == burst
-    assert await claim(other) == []
+    assert len(await claim(mine, tasks=["send"])) == burst
+    assert await claim(other, tasks=["send"]) == []
 
 
+@OF_QUEUE_OR_TASK
 @pytest.mark.parametrize("kind", ["another boot", "a later time"])
 async def test_a_rate_counts_on_after_its_clock_has_changed(
-    location: QueueLocation, kind: str
+    location: QueueLocation, kind: str, limit: LimitMessages
 ) -> None:
     """The machine was started again, or the server's clock set back: nobody waits for that."""
-    backend = await location.open("emails", limits=QueueLimits(rate=0.1))
+    backend = await location.open("emails", limits=limit(rate=0.1))
     assert isinstance(location, SqliteQueues | PostgresQueues)
     change = "refilled = '2999-01-01'"
     if isinstance(location, SqliteQueues):
         # Without an id of the boot, a time of an earlier one may be later than now.
         change = "boot = boot + 1" if kind == "another boot" else "refilled = refilled + 1e9"
-    await push(backend, *range(3))
-    assert len(await claim(backend)) == 1
-    location.execute(f"UPDATE {{}}.jobsync_limit SET {change}")
-    assert await claim(backend) == []
-    location.advance(12)
-    assert len(await claim(backend)) == 1
+    await push(backend, *range(5), task="send")
+    assert len(await claim(backend, tasks=["send"])) == 1
+    for _ in range(2):
+        location.execute(f"UPDATE {{}}.jobsync_limit SET {change}")
+        assert await claim(backend, tasks=["send"]) == []
+        location.advance(12)
+        assert len(await claim(backend, tasks=["send"])) == 1
 
 
-async def test_both_limits_hold(location: QueueLocation) -> None:
+@OF_QUEUE_OR_TASK
+async def test_both_limits_hold(location: QueueLocation, limit: LimitMessages) -> None:
     """What one of them forbids uses up nothing of the other."""
-    backend = await location.open(
-        "emails", limits=QueueLimits(max_concurrency=2, rate=0.001, burst=3)
-    )
-    await push(backend, *range(10))
-    first = await claim(backend)
+    backend = await location.open("emails", limits=limit(max_concurrency=2, rate=0.001, burst=3))
+    await push(backend, *range(10), task="send")
+    first = await claim(backend, tasks=["send"])
     assert len(first) == 2
     await settle(backend, first)
-    assert len(await claim(backend)) == 1
-    assert await claim(backend) == []
+    assert len(await claim(backend, tasks=["send"])) == 1
+    assert await claim(backend, tasks=["send"]) == []
 
 
 TASKS = ("", "a", "b", "c")

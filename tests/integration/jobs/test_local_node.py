@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import os
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -434,6 +436,57 @@ async def test_an_end_whose_outcome_is_unknown_hides_no_other(store: Store) -> N
         ("b", 1),
         ("c", 1),
     ]
+
+
+@pytest.mark.parametrize("first", list(itertools.permutations("abc")))
+@pytest.mark.parametrize("again", list(itertools.permutations("abc")))
+async def test_ends_that_are_in_doubt_at_once_are_each_recorded_once(
+    store: Store, first: Sequence[str], again: Sequence[str]
+) -> None:
+    """In whatever order the tasks are ended, and ended again."""
+    unreliable = LosesReply(store)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    for run in (1, 2):
+        await node.claim("abc")
+        for task in first:
+            unreliable.is_applied = True
+            with pytest.raises(OutcomeUnknown):
+                await node.finish([task])
+        for task in again:
+            assert await node.finish([task]) == {}
+        assert node.running == []
+        found = [(claim.task, claim.run) for claim in await node.list_claims()]
+        assert found == [("a", run), ("b", run), ("c", run)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_run_of_a_task_is_counted_once_whatever_becomes_of_its_writes(
+    store: Store, seed: int
+) -> None:
+    """Whichever tasks are ended together, and however often the outcome is not known."""
+    chance = random.Random(seed)
+    unreliable = LosesReply(store)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    ended: Counter[str] = Counter()
+    for _ in range(60):
+        tasks = chance.sample("abcd", chance.randint(1, 4))
+        if chance.random() < 0.4:
+            await node.claim(tasks)
+            continue
+        running = {*tasks} & {*node.running}
+        unreliable.is_applied = chance.choice([None, True, False])
+        try:
+            assert await node.finish(tasks) == {}
+        except OutcomeUnknown:
+            assert running <= {*node.running}
+        else:
+            ended.update(running)
+        unreliable.is_applied = None
+    ended.update(node.running)
+    await node.finish(node.running)
+    assert {claim.task: claim.run for claim in await node.list_claims()} == ended
 
 
 @pytest.mark.parametrize("hash_function", HASH_FUNCTIONS)

@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -385,6 +386,42 @@ async def test_the_history_of_many_jobs_is_read_at_once_in_small_groups() -> Non
     assert [entry.scheduled_time for entry in newest[:2]] == [NOON + 7239, NOON + 7238]
     assert 1 < store.most <= 16
     assert await operations.history(limit=5, since=NOON + 7300) == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_the_history_of_all_jobs_is_the_newest_of_what_each_job_has(seed: int) -> None:
+    """Whatever the number of jobs, of entries of a job, the limit, the time and the statuses.
+
+    Found: nobody noticed if the entries of the first sixteen jobs decided how far back the others
+    were read, although there were fewer of them than the limit.
+    """
+    chance = random.Random(seed)
+    desk = Desk(0.0)
+    state = JobState(definition=JobDefinition(schedule="@hourly"), defined_by="", last=0)
+    names = [f"job{number:02}" for number in range(chance.choice((1, 15, 16, 17, 33, 50)))]
+    await desk.jobs.create_many(dict.fromkeys(names, state))
+    for name in names:
+        # Jobs of one batch may be idle for long while those of another one are busy.
+        start = int(NOON) + 50 * chance.randrange(4)
+        for instant in chance.sample(range(start, start + 60), chance.choice((0, 0, 1, 2, 9))):
+            run = ActiveRun(id=f"{name}-{instant}", instant=instant, owner="w", started_at=1.0)
+            entry = build_entry(run, chance.choice(get_args(RunStatus)))
+            await desk.jobs.history.create_entry(name, run, entry)
+    whole = [entry for name in names for entry in await desk.operations.history(name, limit=10_000)]
+    whole.sort(key=lambda entry: (-entry.scheduled_time, entry.job_name))
+    for choice, since, limit in itertools.product(
+        (None, "success", ["missed", "lost"]),
+        (None, NOON + 40, NOON + 120),
+        (1, 16, len(whole) - 1, len(whole), len(whole) + 1, 10_000),
+    ):
+        wanted = get_args(RunStatus) if choice is None else choice
+        expected = [
+            entry
+            for entry in whole
+            if entry.status in wanted and (since is None or entry.scheduled_time >= since)
+        ]
+        found = await desk.operations.history(status=choice, since=since, limit=max(limit, 1))
+        assert found == expected[: max(limit, 1)], (choice, since, limit)
 
 
 def test_the_status_of_a_job_has_all_that_is_known_of_it() -> None:
