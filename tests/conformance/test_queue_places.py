@@ -280,7 +280,9 @@ async def test_each_message_of_a_claim_is_found_in_every_order(
         await settle(backend, messages)
 
 
-@MIXES
+@pytest.mark.parametrize(
+    "tasks", [("",), ("a", "", "b"), ("a",)], ids=["plain", "tasks", "one task"]
+)
 @pytest.mark.parametrize("move", RETURNS)
 @pytest.mark.parametrize(
     ("order", "is_newest_first", "expected"),
@@ -317,6 +319,67 @@ async def test_a_message_that_comes_back_stands_where_its_order_says(
         # It is in the page in which it was pushed.
         expected = [0, 1, 2, 3]
     assert await drain(backend, tasks=tasks) == expected
+
+
+@pytest.mark.parametrize("fate", ["bury", "cancel", "revoke", "revoke waiting"])
+async def test_a_redriven_message_is_as_urgent_as_before(
+    location: QueueLocation, fate: str
+) -> None:
+    """It stands where its priority says, not behind what was pushed since."""
+    backend = await location.open("emails", order="priority")
+    await add(backend, *(new(each, priority=each) for each in (-2, 0, 4)))
+    messages = await claim(backend)
+    if fate in {"bury", "cancel"}:
+        await settle(backend, messages, cast("Transition", fate))
+    else:
+        if fate == "revoke waiting":
+            await settle(backend, messages, "release")
+        for message in messages:
+            assert await backend.cancel(message.id) is not None
+    await add(backend, *(new(each, priority=each) for each in (-3, -1, 1, 5)))
+    assert await backend.redrive([message.id for message in messages]) == 3
+    for message in messages:
+        info = await backend.get(message.id)
+        assert info is not None
+        assert info.priority == message.value["n"]
+    assert await drain(backend) == [5, 4, 1, 0, -1, -2, -3]
+
+
+@MIXES
+@pytest.mark.parametrize("loss", ["lost_replies", "lost_requests"])
+@pytest.mark.parametrize("order", RANKS)
+async def test_a_claim_is_in_order_or_unavailable_whichever_reply_is_lost(
+    location: QueueLocation, order: QueueOrder, loss: str, tasks: Sequence[str]
+) -> None:
+    """It never leaves its caller in doubt, which would end a worker; and nothing is lost by it."""
+    backend = await location.open("emails", order=order)
+    priorities = [0, 3, -3, 0, 3, 5]
+    expected: list[int] = []
+    is_over = False
+    # First without a loss.
+    spared = -1
+    while not is_over:
+        await add(
+            backend,
+            *(
+                new(n, priority=each, task=tasks[n % len(tasks)])
+                for n, each in enumerate(priorities)
+            ),
+        )
+        location.faults.spared = max(0, spared)
+        setattr(location.faults, loss, int(spared >= 0))
+        try:
+            found = values(await claim(backend, tasks=tasks))
+        except Unavailable:
+            found = []
+        expected = expected or found
+        is_over = spared >= 0 and bool(getattr(location.faults, loss))
+        location.faults.spared = location.faults.lost_replies = location.faults.lost_requests = 0
+        left = values(await claim(backend, tasks=tasks))
+        assert [found, left] in [[expected, []], [[], expected], [[], []]]
+        assert await backend.purge(["claimed"]) == len(priorities)
+        spared += 1
+    assert spared > 1, "the claim has sent nothing"
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(), QueueLimits(max_concurrency=1)], ids=str)

@@ -68,17 +68,31 @@ class Faults:
     def __init__(self) -> None:
         self.lost_replies = 0
         self.lost_requests = 0
+        self.spared = 0
+        """How many requests have replies before the first of these is lost."""
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """What happens once, before the caller of the next of them learns that it was lost."""
 
     async def apply(self, work: Callable[[], Awaitable[T]], place: str) -> T:
         """Make a request that may be lost, or its reply."""
+        if self.spared:
+            self.spared -= 1
+            return await work()
         if self.lost_requests:
             self.lost_requests -= 1
+            await self._let_others_act()
             raise OutcomeUnknown(place, "the request was lost")
         result = await work()
         if self.lost_replies:
             self.lost_replies -= 1
+            await self._let_others_act()
             raise OutcomeUnknown(place, "the reply was lost")
         return result
+
+    async def _let_others_act(self) -> None:
+        if self.meanwhile is not None:
+            act, self.meanwhile = self.meanwhile, None
+            await act()
 
 
 class QueueLocation(Protocol):

@@ -205,10 +205,10 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         """Move messages whose delays are over to the places that their order gives them."""
         parameters = {"queue": self.queue, "limit": _MAX_PROMOTED}
         if request.is_plain:
-            await self._run("promote", parameters)
+            await self._run_repeatable("promote", parameters)
         if request.tasks:
             tasks = as_array(request.tasks)
-            await self._run("promote_tasks", {**parameters, "tasks": tasks})
+            await self._run_repeatable("promote_tasks", {**parameters, "tasks": tasks})
 
     def _schedule_full_scan(self, scan: _ScanState, start: Mono) -> None:
         now = self._clock.mono()

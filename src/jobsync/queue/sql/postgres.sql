@@ -541,11 +541,11 @@ SET state = CASE WHEN m.priority = 0 THEN 'ready' ELSE 'ranked' END
 FROM late WHERE m.id = late.id RETURNING 1;
 
 -- name: find_claimed
--- The messages of a claim whose reply was lost.
+-- The messages of a claim whose reply was lost, in their order there.
 SELECT p.id, p.payload, p.deliveries, p.returned, p.max_attempts, p.timeout, c.is_suspect,
   extract(epoch FROM p.enqueued)::float8, p.task
 FROM {schema}.jobsync_claim AS c {in_claim}
-WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.position;
+WHERE c.claim = %(claim)s AND p.outcome = 'o' ORDER BY p.place;
 
 -- fragment: grouped_claims
 -- The claims with groups, if they were left alone.
