@@ -218,6 +218,52 @@ def test_a_former_index_is_abandoned_only_as_it_was_seen(
     assert after.find_index("partition", "by") == story.definition.find_index("partition", "by")
 
 
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [
+        (["namesake by b", "namesake by c", "namesake by d", "namesake"], partition("expiry", "e")),
+        (["short", "long", "longer", "endless"], ExpiryRule(ttl=5.0)),
+    ],
+)
+@pytest.mark.parametrize("position", range(3))
+def test_a_rule_that_must_wait_keeps_none_beside_it_from_being_stored(
+    changed: Sequence[str], stays: Rule, position: int
+) -> None:
+    """Rules that are stored together are judged one by one, whichever comes first."""
+    story = Story()
+    story.set(*changed)
+    before = story.definition.find_index(stays.kind, stays.name)
+    assert before is not None
+    others = [RULES["a"], RULES["other"]]
+    together = [*others[:position], stays, *others[position:]]
+    after = story.definition.add_indexes(together, lambda: "y", is_new=False)
+    assert after.find_index(stays.kind, stays.name) == before
+    for rule in others:
+        index = after.find_index(rule.kind, rule.name)
+        assert index is not None
+        assert index.rule == rule
+
+
+def test_each_former_index_is_abandoned_and_forgotten_by_itself() -> None:
+    """Those that were abandoned before are still to be emptied."""
+    story = Story()
+    story.set("a", "other", "short")
+    story.set("b", "long")
+    story.drop("other")
+    former = [index.key for index in story.definition.retired]
+    assert len(former) == 3
+    for count, index in enumerate(story.definition.retired, 1):
+        story.definition = story.definition.abandon_index(index)
+        assert story.definition.abandoned == tuple(sorted(former[:count]))
+        assert [each.key for each in story.definition.retired] == former[count:]
+        # Every writer's share, and what is left to be done, are the same index keys.
+        assert set(former) <= set(story.definition.index_keys)
+        assert set(former) <= set(story.definition.unsettled_keys)
+    for count, key in enumerate(former, 1):
+        story.definition = story.definition.forget_index(key)
+        assert story.definition.abandoned == tuple(sorted(former[count:]))
+
+
 def store(definition: Definition, before: Record | None = None) -> Record:
     """Return the record of a definition."""
     value = msgspec.json.decode(msgspec.json.encode(definition.write(before)))

@@ -46,30 +46,39 @@ Verb = Callable[[PluginStorage], Awaitable[Any]]
 
 
 @pytest.mark.parametrize(
-    ("verb", "rival", "result", "value", "expires_in"),
+    ("age", "verb", "rival", "result", "value", "expires_in"),
     [
         # A number that was there, and has expired or was deleted before the write.
-        (lambda one: one.increment("n", 5), lambda two: two.delete("n"), 5, 5, None),
-        (lambda one: one.increment("n", 5), lambda two: two.set("n", 1), 6, 6, None),
-        (lambda one: one.increment("n", 5), lambda two: two.set("n", 1, ttl=60), 6, 6, 60),
-        (lambda one: one.delete("n"), lambda two: two.delete("n"), False, None, None),
-        (lambda one: one.delete("n"), lambda two: two.set("n", 1), True, None, None),
-        (lambda one: one.set_if_absent("n", 5), lambda two: two.set("n", 1), None, 1, None),
-        # What has expired is swept, unless it was renewed.
-        (lambda one: one.sweep(), lambda two: two.set("n", 1, ttl=60), 0, 1, 60),
-        (lambda one: one.sweep(), lambda two: two.set("n", 1), 0, 1, None),
-        (lambda one: one.sweep(), lambda two: two.sweep(), 0, None, None),
+        (0, lambda one: one.increment("n", 5), lambda two: two.delete("n"), 5, 5, None),
+        (0, lambda one: one.increment("n", 5), lambda two: two.set("n", 1), 6, 6, None),
+        (0, lambda one: one.increment("n", 5), lambda two: two.set("n", 1, ttl=60), 6, 6, 60),
+        (30, lambda one: one.increment("n", 5), lambda two: two.set("n", 1, ttl=60), 6, 6, 60),
+        # Of two that delete a value, one is told that there was one.
+        (0, lambda one: one.delete("n"), lambda two: two.delete("n"), False, None, None),
+        (0, lambda one: one.delete("n"), lambda two: two.set("n", 1), True, None, None),
+        (30, lambda one: one.delete("n"), lambda two: two.delete("n"), False, None, None),
+        (30, lambda one: one.delete("n"), lambda two: two.set("n", 1), True, None, None),
+        # What has expired is absent and can be swept, unless it was renewed.
+        (30, lambda one: one.set_if_absent("n", 5), lambda two: two.set("n", 1), None, 1, None),
+        (30, lambda one: one.sweep(), lambda two: two.set("n", 1, ttl=60), 0, 1, 60),
+        (30, lambda one: one.sweep(), lambda two: two.set("n", 1), 0, 1, None),
+        (30, lambda one: one.sweep(), lambda two: two.sweep(), 0, None, None),
     ],
 )
 async def test_whoever_comes_first_counts(
-    clock: FakeClock, verb: Verb, rival: Verb, result: Any, value: Any, expires_in: float | None
+    clock: FakeClock,
+    age: float,
+    verb: Verb,
+    rival: Verb,
+    result: Any,
+    value: Any,
+    expires_in: float | None,
 ) -> None:
     """What is returned is what was done, not what was to be done."""
     stage = Stage(clock)
     one, two = await stage.open()
     await one.set("n", 10, ttl=30)
-    if result == 0:
-        await clock.sleep(30)
+    await clock.sleep(age)
     stage.store.meanwhile = lambda: rival(two)
     start = clock.wall_seconds
     assert await verb(one) == result
