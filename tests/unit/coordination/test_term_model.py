@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Events, Fenced, OutcomeUnknown, Term
+from jobsync import Components, Events, Fenced, OutcomeUnknown, Put, Term
 from jobsync.stores.contract import Change, Outcome, Unknown
 from jobsync.stores.memory import MemoryStore
 
@@ -197,3 +197,75 @@ async def test_an_unknown_outcome_is_told_and_may_be_tried_again(
     await term.put(KEY, "newer")
     assert await term.get(KEY) == "newer"
     assert stage.replaced == []
+
+
+Fate: TypeAlias = Literal["answered", "lost", "dropped", "late", "later"]
+"""It arrives, without its reply too; never; just before the next write; just after that."""
+
+
+class LateStore(CountingStore):
+    """Delivers writes late, or never, or without their replies."""
+
+    def __init__(self, components: Components, fates: Sequence[Fate]) -> None:
+        super().__init__(components=components)
+        self._fates = iter(fates)
+        self._late: list[Sequence[Change]] = []
+        self._later: list[Sequence[Change]] = []
+
+    async def recover(self) -> None:
+        """Deliver all that is late, and lose nothing from now on."""
+        self._fates = iter(())
+        while self._late or self._later:
+            await self.deliver()
+
+    async def deliver(self) -> None:
+        """Deliver all that is late now, in order."""
+        late, self._late = self._late, self._later
+        self._later = []
+        for changes in late:
+            await super().write(changes)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        await self.deliver()
+        fate = next(self._fates, "answered")
+        if fate == "late":
+            self._late.append(changes)
+        elif fate == "later":
+            self._later.append(changes)
+        elif fate != "dropped":
+            outcomes = await super().write(changes)
+            if fate == "answered":
+                return outcomes
+        return [Unknown(fate) for _ in changes]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("call", get_args(Call))
+async def test_a_term_knows_each_of_its_writes_however_late_it_arrives(
+    call: Call, *, exists: bool
+) -> None:
+    """After several in doubt, whichever of them was applied: it never takes itself for another."""
+    for fates in itertools.product(get_args(Fate), repeat=4):
+        stage = TermStage(EPOCH)
+        store = LateStore(stage.components, fates)
+        term = Term(store, EPOCH, lambda: True, stage.components.ids, stage.replaced.append)
+        before = "before" if exists else None
+        if exists:
+            await MemoryStore.write(store, [Put(KEY, before, epoch=EPOCH - 1)])
+        # Each fate takes one try at most, and so do late arrivals.
+        for _ in range(12):
+            try:
+                if call == "get":
+                    assert await term.get(KEY) == before
+                else:
+                    await term.put(KEY, "new")
+                break
+            except OutcomeUnknown:
+                continue
+        else:
+            pytest.fail(f"no try came through: {fates}")
+        await store.recover()
+        assert await term.get(KEY) == ("new" if call == "put" else before), fates
+        await term.put(KEY, "newer")
+        assert await term.get(KEY) == "newer"
+        assert stage.replaced == []

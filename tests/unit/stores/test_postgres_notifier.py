@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -405,6 +405,25 @@ async def test_whoever_waits_is_notified_of_every_change_that_may_have_been_made
         assert {type(outcome) for outcome in outcomes} == {kind}
     else:
         assert isinstance(error, Unavailable)
+
+
+@pytest.mark.parametrize("answer", ["applied", "lost"])
+@pytest.mark.parametrize("resting", [(), ("m/",), ("n/",), ("m/", "n/")])
+async def test_a_batch_notifies_each_of_its_topics(answer: str, resting: Sequence[str]) -> None:
+    """Those that rest are notified after the pause, whatever the others do."""
+    clock = FakeClock()
+    pool = AnsweringPool(clock, [("m/a",), ("n/a",)] if answer == "applied" else ANSWERS[answer])
+    notifier = build_notifier(pool, clock)
+    access = PoolAccess(cast("Any", pool), notifier, '"schema"')
+    store = PostgresStore(cast("Any", pool), access, build_components(clock))
+    notifier.take_due(resting)
+    await store.write([Put("m/a", 1), Put("n/a", 1)])
+    assert ("pg_notify" in pool.statements[0]) is (len(resting) < 2)
+    await until(lambda: not notifier._deferred, "all are notified")
+    # What was to be notified with a statement that may not have arrived is notified, too.
+    expected = sorted(resting) if answer == "applied" else ["m/", "n/"]
+    assert sorted(topic for _, topic in pool.sent) == expected
+    await store.close()
 
 
 @pytest.mark.parametrize(

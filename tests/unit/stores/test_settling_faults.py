@@ -1,7 +1,8 @@
 """Settling after every sequence of faults: no outcome is reported as another."""
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -247,6 +248,49 @@ async def test_the_others_of_a_batch_keep_their_outcomes() -> None:
         outcomes = await SettlingStore(store, build_components()).write(changes)
         assert [type(outcome) for outcome in outcomes] == [Applied, Conflicted, Conflicted]
         assert [head.key for head in await store.inner.heads("n/")] == ["n/a"]
+
+
+class DividedStore(StoreDecorator):
+    """Answers the writes of a batch one by one, or not, by what the test says of each key."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        super().__init__(MemoryStore(components=build_components()))
+        self._answers = answers
+        self._sent: Counter[str] = Counter()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for change in changes:
+            self._sent[change.key] += 1
+            answer = self._answers[change.key]
+            if answer == "taken" and self._sent[change.key] == 1:
+                await self.inner.write([Put(change.key, "rival")])
+            if answer == "never" or (answer == "second" and self._sent[change.key] == 1):
+                outcomes.append(Unknown("dropped"))
+                continue
+            found = await self.inner.write([change])
+            outcomes += [Unknown("lost")] if answer in {"lost", "taken"} else found
+        return outcomes
+
+
+@pytest.mark.parametrize("deadline", [1e-9, DEADLINE])
+async def test_each_change_of_a_batch_has_the_outcome_that_was_found_for_it(
+    deadline: float,
+) -> None:
+    """What was settled stays so, also if another change of the batch cannot be."""
+    expected = {
+        "answered": Applied,
+        "lost": Applied,
+        "second": Applied,
+        "taken": Conflicted,
+        "never": Unknown,
+    }
+    for answers in itertools.product(expected, repeat=3):
+        by_key = dict(zip(("n/a", "n/b", "n/c"), answers, strict=True))
+        changes = [Put(key, "mine") for key in by_key]
+        settling = SettlingStore(DividedStore(by_key), build_components(), deadline)
+        outcomes = await settling.write(changes)
+        assert [type(outcome) for outcome in outcomes] == [expected[each] for each in answers]
 
 
 def expect_append(script: Sequence[str], deadline: float) -> str:
