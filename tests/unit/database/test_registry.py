@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Database, Document, Events, Invalid, Unavailable
+from jobsync import Components, Database, Document, Events, Invalid, Plugin, Unavailable
 from jobsync.core.expiry import ExpiryRule
+from jobsync.core.partitions import Partition, PartitionField
 from jobsync.database.backfill import Backfill
+from jobsync.database.definition import Definition, ProcessesDisagree, Rule
 from jobsync.database.registry import list_dropped_indexes
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.decorator import StoreDecorator
@@ -135,6 +137,45 @@ async def test_only_a_process_that_works_completes_indexes(
         with pytest.raises(Unavailable):
             await database.drop_resource("things")
         assert started == (["things"] if works else [])
+
+
+class Wanting(Plugin):
+    """Wants an index of each resource, as the plugin for expiry does."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def choose_rules(self, definition: Definition) -> list[Rule]:
+        return [self.rule]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (ExpiryRule(ttl=60.0), ExpiryRule(ttl=90.0)),
+        (Partition("by", (PartitionField("a"),)), Partition("by", (PartitionField("b"),))),
+    ],
+)
+async def test_processes_whose_plugins_disagree_are_told_so(one: Rule, other: Rule) -> None:
+    """As with partitions that a program names itself: each change costs all writers."""
+    store = MemoryStore()
+    told: list[ProcessesDisagree] = []
+    processes = []
+    for rule in (one, other):
+        process = Database(connection=store, plugins=[Wanting(rule)], work=False)
+        process.on("resource:processes-disagree", told.append)
+        processes.append(await process.connect())
+    for process in processes:
+        await process.create_resource("r")
+    # It was changed once, which is a deployment.
+    assert told == []
+    await processes[0].create_resource("r")
+    (event,) = told
+    assert (event.resource, event.index, event.is_used) == ("r", one.name, True)
+    assert (event.rule, event.other) == (str(one), str(other))
+    for process in processes:
+        await process.disconnect()
 
 
 async def _fail(*_: object) -> None:

@@ -248,3 +248,34 @@ async def test_a_resource_is_awaited_until_it_says_by_what_its_records_expire(
         await stage.ttl.run_cleanup()
     awaited = [each["resource"] for each in stage.told if each.name == "plg:ttl:resource-missing"]
     assert awaited == ([] if exists and attributes else ["notes"])
+
+
+@pytest.mark.parametrize("taken", [(), ("a",), ("a", "c"), ("a", "b", "c", "d")])
+async def test_moves_to_several_archives_are_completed_together(
+    stage: Stage, taken: Sequence[str]
+) -> None:
+    """Whatever ids the archives have used since the marks: each copy is in its own archive."""
+    notes = await stage.database.create_resource("notes", {"at": "number"})
+    archives = {"old": ("a", "b"), "older": ("c", "d")}
+    moves = notes.records.moves
+    await notes.insert_many([{"id": name} for name in "abcd"])
+    for archive, names in archives.items():
+        found = await notes.records.keyspace.get_many(names)
+        plan = await moves.plan([each for each in found if each], archive, 9.0, keep_id=True)
+        await notes.records.write([each for each in plan if isinstance(each, Put)])
+        used = stage.database.resources[archive]
+        await used.insert_many([{"id": name, "at": 5} for name in names if name in taken])
+    marked = [each for each in await notes.records.keyspace.get_many("abcd") if each]
+    result = await moves.complete(marked)
+    assert sorted(each.value["id"] for each in result.archived) == [*"abcd"]
+    assert result.unsure == []
+    assert await notes.list_ids() == []
+    for archive, names in archives.items():
+        stored = await stage.database.resources[archive].list()
+        copies = {each.original_id: each for each in stored if "original_id" in each}
+        assert sorted(copies) == [*names]
+        # A copy has the id of its record, unless somebody else has it there.
+        assert [name for name in names if copies[name].id == name] == [
+            name for name in names if name not in taken
+        ]
+        assert len(stored) == len(names) + len([name for name in names if name in taken])
