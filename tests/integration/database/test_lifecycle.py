@@ -246,6 +246,48 @@ async def test_a_cancelled_stop_leaves_nothing_running() -> None:
         freed.set()
 
 
+@pytest.mark.parametrize("hook", ["work", "resign"])
+@pytest.mark.parametrize("has_neighbour", [False, True])
+async def test_a_cancelled_stop_ends_the_hook_that_it_waits_for(
+    hook: str, *, has_neighbour: bool
+) -> None:
+    """Also if another plugin keeps the session, which goes on, and so does the other's work."""
+    reached, ended = asyncio.Event(), asyncio.Event()
+
+    async def linger(plugin: Sweeper) -> None:
+        if hook == "work" and plugin.is_coordinator:
+            # It leads until the stop, and then cleans up for as long as it may.
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                reached.set()
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(30), Database(connection=MemoryStore()) as database:
+        neighbour = Sweeper()
+        if has_neighbour:
+            await database.use_plugin(neighbour, "neighbour")
+        plugin = await database.use_plugin(Sweeper(**{hook: linger}))
+        await plugin.worked.wait()
+        stopping = asyncio.ensure_future(plugin.stop())
+        await reached.wait()
+        assert not ended.is_set()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert stopping.cancelled()
+        await ended.wait()
+        assert (plugin.is_running, plugin.is_coordinator) == (False, False)
+        live = await database.store.scan("session/", where={"state": "live"})
+        assert len(live) == has_neighbour
+        if has_neighbour:
+            neighbour.worked.clear()
+            await neighbour.worked.wait()
+
+
 async def test_a_plugin_added_during_a_disconnect_starts_at_the_next_connect() -> None:
     """It never runs in a database that is not connected."""
     late = Sweeper()
