@@ -390,6 +390,44 @@ async def test_an_index_that_came_back_and_went_again_is_kept_for_its_new_reader
     assert resource.definition.is_settled
 
 
+async def test_of_several_processes_that_build_an_index_one_tells_that_it_is_ready(
+    fleet: Fleet,
+) -> None:
+    """All of them work on it, and whoever comes last finds it ready."""
+    processes = [await fleet.start() for _ in range(3)]
+    ready: list[tuple[str, str]] = []
+    resource = await processes[0].create_resource("r")
+    await resource.insert_many([{"id": name, **EU} for name in "abc"])
+    for process in processes:
+        process.on("resource:index-ready", lambda each: ready.append((each.resource, each.index)))
+        await process.create_resource("r", partitions=BY_REGION)
+    assert not resource.definition.is_settled
+    await fleet.finish_all(*(asyncio.create_task(each.backfill("r")) for each in processes))
+    assert ready == [("r", "by_region")]
+    await check_region(resource, [*"abc"])
+
+
+async def test_what_a_late_writer_adds_to_a_former_index_is_removed(fleet: Fleet) -> None:
+    """It keeps the index by the definition that it has read just before that was abandoned."""
+    one, writer = await fleet.start(), await fleet.start()
+    resource = await one.create_resource("r", partitions=BY_REGION)
+    (index,) = resource.definition.indexes
+    entries = f"index/r/{index.key}/"
+    await one.drop_partition("r", "by_region")
+    delay = BUILD_DELAY if one.store.is_atomic else LATE_BUILD_DELAY
+    working = asyncio.create_task(one.backfill("r"))
+    await until(lambda: fleet.clock.sleeps[delay] >= 1, "a backfill waits")
+    await fleet.pass_time(delay - 2)
+    await writer.list_resources()
+    await fleet.pass_until(lambda: index.key not in [i.key for i in resource.definition.retired])
+    await writer.resource("r").insert({"id": "a", **EU})
+    assert index.key in [i.key for i in writer.resource("r").definition.retired]
+    assert len(await list_keys(one, entries)) == 1
+    await fleet.finish_all(working)
+    assert resource.definition.is_settled
+    assert await list_keys(one, entries) == []
+
+
 async def test_a_rule_that_changes_too_often_stays(fleet: Fleet) -> None:
     """Each former one costs every writer, until nobody can read it."""
     database = await fleet.start()

@@ -164,6 +164,37 @@ async def test_a_connect_that_fails_leaves_nothing_behind(
         assert await database.list_resources() == []
 
 
+@pytest.mark.parametrize("failing", ["the store", "a plugin"])
+async def test_after_a_connect_that_fails_any_loop_may_connect(
+    tmp_path: Path, failing: str
+) -> None:
+    """The database lives on the loop that has connected it, not on one that has tried."""
+    folder = tmp_path / "folder"
+
+    class Failing(Plugin):
+        async def on_start(self) -> None:
+            if not folder.exists():
+                raise Unavailable("server", "not now")
+
+    path = tmp_path if failing == "a plugin" else folder
+    plugins = [Failing()] if failing == "a plugin" else []
+    database = Database(f"sqlite:///{path}/jobs.db", plugins=plugins)
+    for _ in range(2):
+        with pytest.raises((Misconfigured, Unavailable)):
+            await database.connect()
+    folder.mkdir()
+
+    async def use() -> None:
+        async with database:
+            assert database.home_loop.is_here
+            assert await database.list_resources() == []
+
+    # This loop still runs meanwhile.
+    await asyncio.to_thread(asyncio.run, use())
+    async with database:
+        assert database.home_loop.is_here
+
+
 async def test_a_connect_that_is_cancelled_leaves_nothing_behind(
     components: Components, emitted: list[Event]
 ) -> None:

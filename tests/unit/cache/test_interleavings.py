@@ -5,6 +5,7 @@ moment between its call and its return, and nothing else.
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from jobsync import (
     Database,
     Document,
     Events,
+    Incomplete,
     JobsyncError,
     Resource,
     Unavailable,
@@ -388,6 +390,62 @@ def test_a_write_is_in_doubt_however_often_the_cache_is_restarted(
         guard.end_write(written)
     with guard.read(PREFIX, keys) as read:
         assert not read.is_outdated
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({f"{PREFIX}a"}), frozenset({f"{PREFIX}b"})])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_record_is_in_doubt_until_the_last_of_its_writes_has_ended(
+    order: Sequence[int], keys: frozenset[str] | None
+) -> None:
+    """Several tasks may write it at once, and their writes end in any order."""
+    guard, cache = ReadGuard(FakeClock()), MemoryCache(ttl=60.0, max_size=10)
+    guard.attach(cache)
+    written = [{f"{PREFIX}a"}, {f"{PREFIX}a", f"{PREFIX}b"}, {f"{PREFIX}b"}]
+    under_way = dict(enumerate(map(guard.begin_write, written)))
+    for number in [*order, None]:
+        about = frozenset().union(*(written[each] for each in under_way))
+        with guard.read(PREFIX, keys) as read:
+            assert read.is_outdated is bool(about if keys is None else about & keys)
+        if number is not None:
+            guard.end_write(under_way.pop(number))
+
+
+@pytest.mark.parametrize("lost", [{"a"}, {"b"}, {"c"}, {"a", "c"}])
+@pytest.mark.parametrize("verb", ["get", "list"])
+async def test_each_record_of_a_batch_may_be_written_late(verb: str, lost: set[str]) -> None:
+    """Whichever of its writes had no reply."""
+
+    class LosingStore(MemoryStore):
+        """Writes some records of a batch later than it says."""
+
+        late: Sequence[Change] = ()
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if len(changes) < 3:
+                return await super().write(changes)
+            self.late = [each for each in changes if each.key.rpartition("/")[2] in lost]
+            done = await super().write([each for each in changes if each not in self.late])
+            answered = iter(done)
+            return [
+                Unknown("no reply") if each in self.late else next(answered) for each in changes
+            ]
+
+    store = LosingStore()
+    components = Components(clock=FakeClock(), randomness=SeededRandomness(1), events=Events())
+    cache = CachePlugin()
+    async with Database(connection=store, plugins=[cache], components=components) as database:
+        tasks = await database.create_resource("tasks")
+        await tasks.insert_many([{"id": name, "n": 1} for name in "ab"])
+        await tasks.insert({"id": "c", "n": 1})
+        read, expect = READS[verb]
+        with pytest.raises(Incomplete):
+            await tasks.delete_many([*"abc"])
+        contents = dict.fromkeys(lost, 1)
+        for name in "abc":
+            assert simplify(await read(tasks, name)) == expect(contents, name)
+        await MemoryStore.write(store, store.late)
+        for name in "abc":
+            assert simplify(await read(tasks, name)) == expect({}, name)
 
 
 def test_a_cache_is_of_the_process_that_has_attached_it(monkeypatch: pytest.MonkeyPatch) -> None:
