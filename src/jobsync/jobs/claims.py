@@ -197,7 +197,8 @@ class Claims:
         try:
             await self.store_clock.refresh()
             return await self._end(bases, state)
-        except (Unavailable, OutcomeUnknown):
+        except BaseException:
+            # Also if the call is interrupted: what failed must not be marked as done later.
             if state == "failed":
                 left = {task: base for task, base in bases.items() if task in self._running}
                 self._unclosed.add({t: Put(base.key, base.value) for t, base in left.items()})

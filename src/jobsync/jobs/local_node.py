@@ -3,10 +3,12 @@
 Guarantees: a task runs once at a time on this node. If a database is named, the end of each task
 is recorded there, beside the claims of fleets, before `finish` returns; so audits and the SQL
 views show it, and later nodes of any kind find it done. Otherwise the ends are known only to this
-process. Nothing keeps other nodes from doing the same tasks. A task that a live node of a fleet
+process. A task that failed is never marked as done later, also if its end cannot be recorded at
+first. Nothing keeps other nodes from doing the same tasks. A task that a live node of a fleet
 is doing is not recorded, and an event reports it: only a claim's owner may end it.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date
@@ -99,6 +101,9 @@ class LocalNode:
         """The tasks that were claimed and not finished, each with its start."""
         self._ending: set[str] = set()
         self._done: set[str] = set()
+        self._failed: dict[str, Mono] = {}
+        """The tasks that failed, and whose end is not recorded yet, each with its start."""
+        self._recording = asyncio.Lock()
         self.is_retiring = False
 
     @property
@@ -119,7 +124,13 @@ class LocalNode:
     async def claim(
         self, tasks: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Claim tasks; return those that were not claimed, each with the reason."""
+        """Claim tasks; return those that were not claimed, each with the reason.
+
+        Raises:
+            OutcomeUnknown, Unavailable: nothing was claimed, for lack of an answer of the store.
+        """
+        if not self._failed.keys().isdisjoint(tasks):
+            await self._record_failed()
         done: dict[str, str] = {}
         if self._once_per_date or known is not None:
             done = await self.find_done(tasks)
@@ -134,7 +145,8 @@ class LocalNode:
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
         """End tasks; return those whose end was refused, each with the reason.
 
-        A task that another call is ending already is left to that call.
+        A task that cannot be recorded as failed now is recorded later. A task that another call is
+        ending already is left to that call.
 
         Raises:
             OutcomeUnknown: some outcomes are unknown; end the tasks again.
@@ -143,11 +155,17 @@ class LocalNode:
         ended = {t: self._running[t] for t in tasks if t in self._running and t not in self._ending}
         self._ending |= ended.keys()
         try:
+            await self._record_failed()
             refused = await self._records.add(ended, state)
+        except BaseException:
+            # Also if the call is interrupted: what failed must not be marked as done later.
+            if state == "failed":
+                self._forget_running(ended)
+                self._failed |= ended
+            raise
         finally:
             self._ending -= ended.keys()
-        for task in ended:
-            del self._running[task]
+        self._forget_running(ended)
         if state == "done":
             self._done |= ended.keys() - refused.keys()
         return refused
@@ -160,6 +178,7 @@ class LocalNode:
 
     async def list_claims(self) -> list[Claim]:
         """Return what is recorded of the date; nothing without a database."""
+        await self._record_failed()
         return await self._records.list_all(self._running)
 
     async def forget(self, days: float) -> Forgotten:
@@ -171,9 +190,30 @@ class LocalNode:
         return await self._records.forget(days)
 
     async def stop(self, wait: float) -> None:
-        """Close the store. There is no other node to hand over to."""
-        del wait
-        await self._records.close()
+        """Record what failed, for `wait` seconds at most, and close the store.
+
+        There is no other node to hand over to.
+        """
+        try:
+            async with asyncio.timeout(wait):
+                await self._record_failed()
+        finally:
+            await self._records.close()
+
+    async def _record_failed(self) -> None:
+        """Record the tasks that failed when that could not be recorded."""
+        if not self._failed:
+            return
+        # One at a time: two would record an end twice.
+        async with self._recording:
+            failed = dict(self._failed)
+            await self._records.add(failed, "failed")
+            for task in failed:
+                del self._failed[task]
+
+    def _forget_running(self, tasks: Iterable[str]) -> None:
+        for task in tasks:
+            del self._running[task]
 
 
 class MemoryRecords:

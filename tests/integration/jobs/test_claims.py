@@ -511,6 +511,20 @@ async def test_a_failed_task_is_never_marked_as_done(nodes: ClaimNodes, fault: s
     assert await nodes.state("x") == ("failed", "a", 1)
 
 
+async def test_a_failure_that_is_interrupted_is_never_marked_as_done(nodes: ClaimNodes) -> None:
+    """As by Ctrl-C, while the store does not answer."""
+    node = nodes.node("a")
+    await claim(node, "x")
+    nodes.store.gate = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await node.finish(["x"], "failed")
+    nodes.store.gate.set()
+    assert await node.finish(node.running, "done") == {}
+    await node.settle(lambda *_: True)
+    assert await nodes.state("x") == ("failed", "a", 1)
+
+
 async def test_once_per_date_applies_to_own_tasks_too(nodes: ClaimNodes) -> None:
     """However they are claimed; a failed task was not done."""
     node = nodes.node("a", once_per_date=True)

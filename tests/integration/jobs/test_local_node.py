@@ -6,6 +6,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from chance import FakeClock
+from claim_nodes import FaultyStore
 
 from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable, open_store
 from jobsync.core.assignment import HASH_FUNCTIONS, token_maker
@@ -543,6 +545,104 @@ async def test_more_tasks_than_one_request_reads_are_all_recorded(
         found = await node.list_claims()
         assert [(claim.task, claim.run) for claim in found] == [(task, run) for task in "bcde"]
         assert sorted(await node.find_done(tasks)) == list("bcde")
+
+
+def leave_block(job: Job, fail: Callable[[], None]) -> None:
+    """Leave the block of a task by an exception, when the store has failed."""
+    with suppress(ZeroDivisionError), job.task("a"):
+        fail()
+        raise ZeroDivisionError
+
+
+def leave_loop(job: Job, fail: Callable[[], None]) -> None:
+    """Leave a loop in the middle of a task, when the store has failed."""
+    tasks = job.tasks(["a"])
+    next(tasks)
+    fail()
+    tasks.close()
+
+
+@pytest.mark.parametrize("fault", ["is_unavailable", "lose_replies"])
+@pytest.mark.parametrize("then", ["end", "audit", "claim", "block", "look"])
+@pytest.mark.parametrize("leave", [leave_block, leave_loop])
+def test_a_task_that_failed_during_an_outage_is_not_done(
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: Callable[[Job, Callable[[], None]], None],
+    then: str,
+    fault: str,
+) -> None:
+    """Whatever follows, its failure is recorded once, before the end of its next run."""
+    stores: list[FaultyStore] = []
+
+    async def open_faulty(*arguments: Any) -> Store:
+        stores.append(FaultyStore(await open_store(*arguments)))
+        return stores[-1]
+
+    monkeypatch.setattr(job_lifecycle, "open_store", open_faulty)
+    runs = [(1, "failed")]
+    with alone(memory) as job:
+        leave(job, lambda: setattr(stores[0], fault, 1))
+        if fault == "is_unavailable":
+            assert job.can_claim_task("a")
+            with pytest.raises(Unavailable):
+                job.add_task("a")
+            stores[0].is_unavailable = False
+        if then == "audit":
+            job.write_audit()
+        elif then == "claim":
+            job.add_task("a")
+            runs = [(2, "done")]
+        elif then == "block":
+            with job.task("b"):
+                pass
+        elif then == "look":
+            assert [line["state"] for line in job.incomplete_tasks()] == ["failed"]
+            assert job.get_audit() == []
+    with alone(memory) as job:
+        lines = [*job.get_audit(), *job.incomplete_tasks()]
+        found = [(line["run"], line["state"]) for line in lines if line["task_id"] == "a"]
+        assert found == runs
+
+
+async def test_a_failure_is_recorded_after_an_interruption(store: Store) -> None:
+    """As by Ctrl-C, while the store does not answer; the task is not marked as done."""
+    faulty = FaultyStore(store)
+    records = StoredRecords(faulty, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    await records.start()
+    node = LocalNode(10, lambda _: 0, Components.system().clock, records)
+    await node.claim(["a"])
+    faulty.gate = asyncio.Event()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await node.finish(["a"], "failed")
+    assert node.running == []
+    faulty.gate.set()
+    assert await node.finish(node.running) == {}
+    await node.stop(1)
+    (claim,) = await records.list_all({})
+    assert (claim.run, claim.state) == (1, "failed")
+
+
+async def test_failures_are_recorded_once_by_ends_at_the_same_time(store: Store) -> None:
+    """Of which each waits until that has happened."""
+    faulty = FaultyStore(store)
+    records = StoredRecords(faulty, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, Components.system().clock, records)
+    await node.claim(["a", "b", "c"])
+    faulty.is_unavailable = True
+    with pytest.raises(Unavailable):
+        await node.finish(["a"], "failed")
+    faulty.is_unavailable = False
+    faulty.gate = asyncio.Event()
+    ends = [asyncio.create_task(node.finish([task])) for task in ("b", "c")]
+    again = asyncio.create_task(node.claim(["a"]))
+    await asyncio.sleep(0)
+    assert "a" not in node.running
+    faulty.gate.set()
+    assert await asyncio.gather(*ends, again) == [{}, {}, {}]
+    found = [(claim.task, claim.run, claim.state) for claim in await records.list_all({})]
+    assert found == [("a", 1, "failed"), ("b", 1, "done"), ("c", 1, "done")]
 
 
 def test_a_store_whose_date_cannot_be_recorded_is_closed(
