@@ -18,7 +18,7 @@ from jobsync.core.codec import Json
 from jobsync.core.keys import KeySegment
 from jobsync.errors import Corrupt
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Record, Store, Where
 from jobsync.stores.corruption_log import CorruptionLog, convert_record, read_existing
 from jobsync.stores.paging import scan_pages, split_pages
 
@@ -74,10 +74,10 @@ def read_claim(record: Record) -> Claim:
 
 
 async def scan_claims(
-    store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog
+    store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog, where: Where = None
 ) -> list[Claim]:
-    """Return all claims of a date."""
-    pages = scan_pages(store, keys.claims(day), size=CLAIM_PAGE)
+    """Return all claims of a date, or those that pass a filter."""
+    pages = scan_pages(store, keys.claims(day), where=where, size=CLAIM_PAGE)
     return [
         claim async for records in pages for claim in corruption_log.read_all(read_claim, records)
     ]

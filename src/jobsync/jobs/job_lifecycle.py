@@ -177,27 +177,27 @@ class JobLifecycle:
         """Create a node without a fleet, which records its tasks if a store is named."""
         records: LocalRecords = MemoryRecords()
         if is_named:
-            store = await open_store(self.settings.reveal_url(), self.components)
-            stored = records = StoredRecords(
-                store,
+            records = StoredRecords(
+                await open_store(self.settings.reveal_url(), self.components),
                 self.components,
                 JobKeys(self.settings.appname),
                 self.date,
                 self.node_name,
                 self._token,
             )
-            try:
-                await stored.start()
-            except BaseException:
-                await store.close()
-                raise
-        self._node = LocalNode(
+        node = LocalNode(
             self.settings.total_tokens,
             self._token,
             self.components.clock,
             records,
             once_per_date=self._once_per_date,
         )
+        try:
+            await node.start()
+        except BaseException:
+            await records.close()
+            raise
+        self._node = node
 
     async def _join(self) -> None:
         """Open a session and create the node."""

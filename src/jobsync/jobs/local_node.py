@@ -44,8 +44,16 @@ __all__ = ["LocalNode", "LocalRecords", "MemoryRecords", "StoredRecords", "descr
 class LocalRecords(Protocol):
     """The ends of a local node's tasks."""
 
+    async def start(self) -> None:
+        """Start to record."""
+        ...
+
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""
+        ...
+
+    async def list_done(self) -> set[str]:
+        """Return all tasks that are done."""
         ...
 
     async def add(self, tasks: Mapping[str, Mono], state: ClaimState) -> dict[str, str]:
@@ -67,6 +75,8 @@ class LocalRecords(Protocol):
 
 class LocalNode:
     """A node without a fleet. It owns every task.
+
+    Call `start` first.
 
     Args:
         total: the number of tokens; it owns all.
@@ -110,6 +120,12 @@ class LocalNode:
     def running(self) -> list[str]:
         """The tasks that were claimed and not finished."""
         return list(self._running)
+
+    async def start(self) -> None:
+        """Start to record, and read what is done already, if that is never done again."""
+        await self._records.start()
+        if self._once_per_date:
+            self._done |= await self._records.list_done()
 
     def can_claim(self, task: str) -> bool:
         """Whether a task may be done now: not while it runs, nor after `retire`."""
@@ -222,9 +238,16 @@ class MemoryRecords:
     def __init__(self) -> None:
         self._done: dict[str, int] = {}
 
+    async def start(self) -> None:
+        """Do nothing."""
+
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with how often."""
         return {task: str(self._done[task]) for task in tasks if task in self._done}
+
+    async def list_done(self) -> set[str]:
+        """Return all tasks that are done."""
+        return set(self._done)
 
     async def add(self, tasks: Mapping[str, Mono], state: ClaimState) -> dict[str, str]:
         """Count tasks that are done; refuse none."""
@@ -291,6 +314,13 @@ class StoredRecords:
         """Return which tasks are done, each with the version of its completion."""
         keys = [self._keys.claim(self._day, task) for task in tasks]
         return await find_done(self._store, keys, self._corruption_log)
+
+    async def list_done(self) -> set[str]:
+        """Return all tasks that are done on the date."""
+        done = await scan_claims(
+            self._store, self._keys, self._day, self._corruption_log, {"state": "done"}
+        )
+        return {claim.task for claim in done}
 
     async def add(self, tasks: Mapping[str, Mono], state: ClaimState) -> dict[str, str]:
         """Record the end of tasks, each with its start; return those that were refused.

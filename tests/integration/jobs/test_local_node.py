@@ -150,6 +150,33 @@ def test_once_per_date_holds_across_runs(url: str) -> None:
         }
 
 
+@pytest.mark.parametrize("config", [ALONE, FLEET])
+@pytest.mark.parametrize("other", [ALONE, FLEET])
+def test_with_once_per_date_a_node_knows_at_its_start_what_is_done(
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    config: CoordinationConfig,
+    other: CoordinationConfig,
+) -> None:
+    """By whichever node, and however much: the documented loop needs no request to find out."""
+    monkeypatch.setattr(foreign_claims, "CLAIM_PAGE", 2)
+    done = list("abcde")
+    with Job("other", "s", date=DAY, url=memory, coordination_config=other) as job:
+        job.add_tasks(done)
+        job.write_audit()
+        with suppress(ZeroDivisionError), job.task("failed"):
+            raise ZeroDivisionError
+    with Job(
+        "one", "s", date=DAY, url=memory, coordination_config=config, once_per_date=True
+    ) as job:
+        for task in (tasks := [*done, "failed", "new"]):
+            if job.can_claim_task(task):
+                job.add_task(task)
+        assert sorted(job._entered_node.running) == ["failed", "new"]
+        job.write_audit()
+        assert not any(map(job.can_claim_task, tasks))
+
+
 def test_a_loop_over_a_list_continues_where_the_last_run_stopped(memory: str) -> None:
     """What is recorded as done is not done again."""
     with alone(memory) as job:
