@@ -23,6 +23,7 @@ from jobsync.errors import Corrupt
 from jobsync.processes import ProcessIdentity, has_ended
 from jobsync.stores.contract import Applied, Head, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.paging import head_all, scan_all
 
 __all__ = ["DEAD_SESSION_TTL", "Candidates", "Observer", "list_live_sessions"]
 
@@ -33,8 +34,6 @@ DEAD_SESSION_TTL = 1200.0
 Longer than any request can be under way: a late copy of the write that opened the session would
 bring it back. A later reader finds the record absent, which means the same as dead.
 """
-
-_MAX_SESSIONS = 10_000
 
 _PREFIX_LENGTH = len(SESSIONS)
 
@@ -141,7 +140,7 @@ class Observer:
         Raises:
             Unavailable: the store does not answer; that says nothing about any session.
         """
-        heads = await self._store.heads(SESSIONS, limit=_MAX_SESSIONS)
+        heads = await head_all(self._store, SESSIONS)
         now = self._clock.mono()
         seen = {head.key[_PREFIX_LENGTH:]: head.version for head in heads}
         # A record that is gone needs no watch here; the workers that it leads will miss it.
@@ -333,7 +332,7 @@ async def list_live_sessions(
 ) -> dict[str, SessionRecord]:
     """Return the live sessions, the oldest first. What cannot be decoded is reported."""
     found = {}
-    for record in await store.scan(SESSIONS, limit=_MAX_SESSIONS):
+    for record in await scan_all(store, SESSIONS):
         # In an old fleet most are dead; these need not be decoded.
         if isinstance(record.value, dict) and record.value.get("state") == "dead":
             continue

@@ -36,12 +36,12 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, convert_record
+from jobsync.stores.paging import scan_all
 
 __all__ = ["FleetSettings", "SettingsDiffer", "SharedSettings", "read_shared_settings"]
 
 _CHANGING = "changing"
 """The field that has the session which changes the settings."""
-_MAX_SHEETS = 10_000
 _POLL_INTERVAL = 1.0
 _WATCH = "settings"
 
@@ -226,7 +226,7 @@ class FleetSettings:
         while changed:
             # Again if another writer was first: what it has written may have the old tokens.
             changed = False
-            for record in await self._store.scan(self._keys.pins, limit=_MAX_SHEETS):
+            for record in await scan_all(self._store, self._keys.pins):
                 renewed = self._corruption_log.read(renew, record)
                 if renewed is not None and renewed != record.value:
                     try:

@@ -40,6 +40,7 @@ from jobsync.jobs.task import Task
 from jobsync.loop_calls import BlockingCall
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_existing
+from jobsync.stores.paging import head_all
 
 if TYPE_CHECKING:
     from jobsync.jobs.job_node import JobNode
@@ -49,7 +50,6 @@ __all__ = ["LockInfo", "PinStore", "Pins"]
 LockInfo: TypeAlias = dict[str, Any]
 """token_id, task_id, node_pattern, node_patterns, reason, created_at, created_by, expires_at"""
 
-_MAX_SHEETS = 10_000
 _SHORTEST_VALIDITY = 0.01
 _LOCK_LENGTHS = (2, 3)
 
@@ -176,7 +176,7 @@ class PinStore:
 
     async def _read_sheets(self) -> Iterable[list[Pin]]:
         """Return each node's pins; reads only the sheets that have changed."""
-        heads = await self._store.heads(self._keys.pins, limit=_MAX_SHEETS)
+        heads = await head_all(self._store, self._keys.pins)
         versions = {head.key: head.version for head in heads}
         known = {key: sheet for key, sheet in self._sheets.items() if key in versions}
         stale = [

@@ -31,10 +31,9 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, find_candidates, read_node_record
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import scan_all
 
 __all__ = ["Rebalancer", "fetch_plan"]
-
-_MAX_NODES = 10_000
 
 _PlanInputs: TypeAlias = tuple[list[NodeRef], dict[str, int], frozenset[str], Sequence[Pin]]
 """The inputs of a decision, besides the current plan: members, acks, dead, pins."""
@@ -257,7 +256,7 @@ class Rebalancer:
 
     async def list_nodes(self) -> list[NodeRecord]:
         """Return all nodes of the fleet, including those that have left."""
-        records = await self._store.scan(self._keys.nodes, limit=_MAX_NODES)
+        records = await scan_all(self._store, self._keys.nodes)
         return self._corruption_log.read_all(read_node_record, records)
 
     def _find_pause(self, plan: Plan) -> float:

@@ -19,7 +19,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord, read_node_record
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, convert_record
-from jobsync.stores.paging import PAGE_SIZE, drop_all
+from jobsync.stores.paging import drop_all, scan_all
 
 __all__ = ["Forgotten", "WorkDate", "forget", "record_date"]
 
@@ -137,7 +137,7 @@ async def _find_dates(
     def read(record: Record) -> tuple[date, float]:
         return _read_day(record, keys), _read_use(record)
 
-    records = await store.scan(keys.dates, limit=100 * PAGE_SIZE)
+    records = await scan_all(store, keys.dates)
     uses = corruption_log.read_all(read, records)
     return [day for day, used in uses if day < last and used < before - _LONGEST_LAG]
 
@@ -167,7 +167,7 @@ async def _forget_nodes(
 ) -> int:
     """Delete the records of nodes that joined before then and have left or died."""
     count = 0
-    for record in await store.scan(keys.nodes, limit=10 * PAGE_SIZE):
+    for record in await scan_all(store, keys.nodes):
         node = corruption_log.read(read_node_record, record)
         if node is None or node.created >= before or not await _is_gone(store, node):
             continue

@@ -38,6 +38,7 @@ from jobsync.status.sessions import (
 )
 from jobsync.stores.contract import Store
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.paging import scan_all
 
 __all__ = [
     "FleetStatus",
@@ -49,7 +50,6 @@ __all__ = [
     "read_fleet_status",
 ]
 
-_MAX_NODES = 10_000
 _WORK = "jobs"
 _NOTHING = Ownership(0)
 
@@ -270,9 +270,7 @@ async def read_fleet_status(store: Store, components: Components, fleet: str) ->
     total = settings.total_tokens
     token_of = token_maker(total, settings.hash_function)
     cluster = await read_cluster_status(store, components)
-    nodes = corruption_log.read_all(
-        read_node_record, await store.scan(keys.nodes, limit=_MAX_NODES)
-    )
+    nodes = corruption_log.read_all(read_node_record, await scan_all(store, keys.nodes))
     plan = await _read_plan(store, keys) or Plan.empty(total)
     return FleetStatus(store, components, fleet, nodes, cluster, plan, token_of)
 

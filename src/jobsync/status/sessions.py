@@ -27,6 +27,7 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.processes import Processes, has_ended
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
+from jobsync.stores.paging import scan_all
 
 __all__ = [
     "ClusterStatus",
@@ -35,8 +36,6 @@ __all__ = [
     "SessionStatus",
     "read_cluster_status",
 ]
-
-_MAX_SESSIONS = 10_000
 
 SessionCondition: TypeAlias = Literal["live", "silent", "dead"]
 
@@ -99,7 +98,7 @@ async def read_cluster_status(store: Store, components: Components) -> ClusterSt
         Unavailable: the store does not answer.
     """
     corruption_log = CorruptionLog(store.name, components.events)
-    records = await store.scan(SESSIONS, limit=_MAX_SESSIONS)
+    records = await scan_all(store, SESSIONS)
     ages = await asyncio.gather(*map(store.age, records))
     session_records: dict[str, SessionRecord] = {}
     sessions = []

@@ -6,9 +6,20 @@ from typing import Protocol, TypeVar
 
 from jobsync.stores.contract import Head, Record, Store, Where
 
-__all__ = ["PAGE_SIZE", "drop_all", "head_pages", "scan_pages", "split_pages"]
+__all__ = [
+    "PAGE_SIZE",
+    "drop_all",
+    "head_all",
+    "head_pages",
+    "scan_all",
+    "scan_pages",
+    "split_pages",
+]
 
 PAGE_SIZE = 1000
+
+_ALL_PAGE_SIZE = 10_000
+"""Records in a page where all are needed at once: seldom more than one request."""
 
 T = TypeVar("T")
 
@@ -56,6 +67,18 @@ def head_pages(
         return store.heads(prefix, after=after, limit=size)
 
     return _read_pages(read, after, size, limit)
+
+
+async def scan_all(store: Store, prefix: str) -> list[Record]:
+    """Return all records, however many there are."""
+    pages = scan_pages(store, prefix, size=_ALL_PAGE_SIZE)
+    return [record async for page in pages for record in page]
+
+
+async def head_all(store: Store, prefix: str) -> list[Head]:
+    """Return the heads of all records, however many there are."""
+    pages = head_pages(store, prefix, size=_ALL_PAGE_SIZE)
+    return [head async for page in pages for head in page]
 
 
 async def _read_pages(
