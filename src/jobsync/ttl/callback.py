@@ -9,7 +9,6 @@ nobody is asked at all: each has a thread.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
-from functools import partial
 from typing import Any
 
 from jobsync.coordination.session import count_forks
@@ -68,19 +67,30 @@ class ExpiryCallback:
         self._is_async = is_coroutine_function(function)
         self.timeout = timeout
         self._threads = UserThreads("jobsync-ttl")
-        self._running: dict[asyncio.Future[Any], str] = {}
+        self._tasks: dict[asyncio.Task[FunctionEnd], str] = {}
         """Calls that have not ended, and the ids of their records."""
+        self._calls: dict[object, str] = {}
+        """Those of a plain function: they end on their threads, also after their event loop."""
 
     @property
     def is_running(self) -> bool:
         """Whether any call has not ended."""
-        return bool(self._running)
+        return bool(self._find_asked())
 
     @property
     def has_room(self) -> bool:
         """Whether anybody can be asked."""
         # Those that are asked now count too, and end in time or not.
-        return len(set(self._running.values())) < MAX_ENDLESS + _SLOTS
+        return len(self._find_asked()) < MAX_ENDLESS + _SLOTS
+
+    def _find_asked(self) -> set[str]:
+        """Return the ids of the records whose calls have not ended."""
+        for task in list(self._tasks):
+            if task.get_loop().is_closed():
+                # It never ends, and nothing of it runs any more.
+                del self._tasks[task]
+        # A copy, because threads change it.
+        return {*self._tasks.values(), *self._calls.copy().values()}
 
     async def ask(self, records: Sequence[Document], resource: Resource) -> list[bool | str]:
         """Ask about records, several at once.
@@ -104,7 +114,7 @@ class ExpiryCallback:
     ) -> None:
         """Ask about one record after another."""
         for i in waiting:
-            if records[i]["id"] in self._running.values():
+            if records[i]["id"] in self._find_asked():
                 verdicts[i] = f"a call that exceeded {self.timeout:g} s has not returned yet"
             elif not self.has_room:
                 problem = f"more than {MAX_ENDLESS} calls that exceeded {self.timeout:g} s go on"
@@ -116,7 +126,8 @@ class ExpiryCallback:
         loop = asyncio.get_running_loop()
         start = loop.time()
         task = loop.create_task(self._perform(record, resource))
-        self._watch(task, record)
+        self._tasks[task] = record["id"]
+        task.add_done_callback(self._on_end)
         try:
             done, _ = await asyncio.wait([task], timeout=self.timeout)
         finally:
@@ -159,20 +170,29 @@ class ExpiryCallback:
             end_forked_child(forks, _KIND)
 
     async def _call_on_thread(self, record: Document, resource: Resource) -> FunctionEnd:
-        work = partial(
-            copy_context().run, call_function, self._function, record, resource, kind=_KIND
-        )
-        call = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        self._watch(call, record)
-        await asyncio.wait([call])
-        return call.result()
+        call = object()
 
-    def _watch(self, call: asyncio.Future[Any], record: Document) -> None:
-        self._running[call] = record["id"]
-        call.add_done_callback(self._on_end)
+        def work() -> FunctionEnd:
+            try:
+                return call_function(self._function, record, resource, kind=_KIND)
+            finally:
+                # On the thread: the event loop may be closed by now.
+                del self._calls[call]
 
-    def _on_end(self, call: asyncio.Future[Any]) -> None:
-        self._running.pop(call, None)
-        if not call.cancelled():
+        self._calls[call] = record["id"]
+        try:
+            end = asyncio.get_running_loop().run_in_executor(
+                self._threads, copy_context().run, work
+            )
+        except BaseException:
+            # No thread could be started.
+            del self._calls[call]
+            raise
+        await asyncio.wait([end])
+        return end.result()
+
+    def _on_end(self, task: asyncio.Task[FunctionEnd]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
             # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
-            call.exception()
+            task.exception()

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -180,10 +181,77 @@ async def test_calls_under_way_take_no_room_from_each_other() -> None:
         return record.n == 0 or last_asked.wait(10)
 
     callback = ExpiryCallback(meet)
-    endless = {asyncio.Future[Any](): f"endless {n}" for n in range(MAX_ENDLESS - 1)}
-    callback._running.update(endless)
+    endless: dict[object, str] = {object(): f"endless {n}" for n in range(MAX_ENDLESS - 1)}
+    callback._calls.update(endless)
     assert await callback.ask(make_records(11), RESOURCE) == [True] * 11
-    assert callback._running == endless
+    assert callback._calls == endless
+    assert not callback._tasks
+
+
+def hold(callback: ExpiryCallback) -> None:
+    """Ask about a record in an event loop that is closed before the callback has returned."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(callback.ask(make_records(1), RESOURCE))
+    while not callback.is_running:
+        loop.run_until_complete(asyncio.sleep(0))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    assert callback.is_running
+    loop.close()
+
+
+def test_a_function_that_outlives_its_event_loop_is_asked_again_once_it_has_returned() -> None:
+    """Also in the next event loop; until then the record has one call at a time."""
+    block = Blocking(1)
+    callback = ExpiryCallback(block)
+    hold(callback)
+    assert asyncio.run(callback.ask(make_records(2), RESOURCE)) == [
+        "a call that exceeded 60 s has not returned yet",
+        True,
+    ]
+    block.release.set()
+    asyncio.run(until(lambda: not callback.is_running, "the function has returned"))
+    assert asyncio.run(callback.ask(make_records(1), RESOURCE)) == [True]
+    assert block.asked == [0, 1, 0]
+
+
+def test_a_coroutine_ends_with_its_event_loop() -> None:
+    """Even if it refuses to: the record is asked about in the next one."""
+    asked: list[int] = []
+
+    async def refuse(record: Any, _: Any) -> bool:
+        asked.append(record.n)
+        while len(asked) == 1:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return True
+
+    callback = ExpiryCallback(refuse)
+    hold(callback)
+    for task in callback._tasks:
+        # Otherwise it is logged that nobody will end it.
+        cast("Any", task)._log_destroy_pending = False
+    assert not callback.is_running
+    assert asyncio.run(callback.ask(make_records(1), RESOURCE)) == [True]
+    assert asked == [0, 0]
+
+
+async def test_a_record_whose_thread_cannot_be_started_is_asked_about_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine may have too many threads for a moment."""
+    callback = ExpiryCallback(lambda *_: True)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", fail)
+        (verdict,) = await callback.ask(make_records(1), RESOURCE)
+        assert "can't start new thread" in str(verdict)
+    assert not callback.is_running
+    assert await callback.ask(make_records(1), RESOURCE) == [True]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
