@@ -65,7 +65,7 @@ class StandaloneElection:
         self.can_take = True
         self.end_reason = (0, "stopped")
         self._withheld = ""
-        self._held_term: HeldTerm | None = HeldTerm(0, session.incarnation, 0, Mono(0))
+        self._held_term: HeldTerm | None = self._build_term()
 
     @property
     def withheld(self) -> str:
@@ -77,15 +77,21 @@ class StandaloneElection:
         self._withheld = reason
         if reason:
             self.end_reason = (0, reason)
+            if self._held_term is not None:
+                # What has seen this term end does not go on in the next one.
+                self._held_term = self._build_term()
+
+    def _build_term(self) -> HeldTerm:
+        return HeldTerm(0, self.session.incarnation, 0, Mono(0))
 
     @property
     def held_term(self) -> HeldTerm | None:
-        """The only term."""
+        """The term that lasts now."""
         return None if self.withheld else self._held_term
 
     @property
     def leading_term(self) -> HeldTerm | None:
-        """The only term."""
+        """The term that lasts now."""
         return self.held_term
 
     def end(self) -> None:
@@ -358,10 +364,14 @@ class Coordinator:
             return
         self._has_started = True
         await self._call("on_become", self._hooks.on_become, term)
-        while not self._is_stopping:
+        # A hook may answer its cancellation with an error of its own, or with nothing.
+        while self._should_work(term):
             await self._call("coordinator_work", self._hooks.work, term)
-            if not self._is_stopping:
+            if self._should_work(term):
                 await self._clock.sleep(self._interval)
+
+    def _should_work(self, term: Term) -> bool:
+        return term.lasts and not self._is_stopping
 
     async def _seal(self, term: Term) -> bool:
         """Seal the governed singletons before anything else; return whether the term may go on."""

@@ -305,6 +305,60 @@ async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
     await until(lambda: membership.has_ended, "its session ends")
 
 
+@pytest.mark.parametrize("enable_coordinator", [True, False], ids=["elected", "alone"])
+@pytest.mark.parametrize("answer", ["an error", "nothing", "a pause"])
+@pytest.mark.parametrize("hanging", ["on_become", "work"])
+async def test_a_hook_cannot_outlast_its_term(
+    hanging: str, answer: str, enable_coordinator: bool
+) -> None:
+    """Whatever it makes of its cancellation: `on_stop` follows, and it can lead again."""
+    calls: list[tuple[str, bool]] = []
+    entered = asyncio.Event()
+
+    async def hang() -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if answer == "an error":
+                raise RuntimeError("the query was cancelled") from None
+            if answer == "a pause":
+                await asyncio.sleep(0)
+
+    def note(name: str) -> Any:
+        async def call(term: Term) -> None:
+            calls.append((name, term.lasts))
+            if name == hanging:
+                await hang()
+
+        return call
+
+    membership = await Membership.join(
+        "memory://",
+        enable_coordinator=enable_coordinator,
+        skip_cold_start=True,
+        worker_timeout=60.0,
+    )
+    hooks = Hooks(on_become=note("on_become"), work=note("work"), on_stop=note("on_stop"))
+    report = await membership.coordinate("report", hooks)
+    begun = (
+        [("on_become", True)] if hanging == "on_become" else [("on_become", True), ("work", True)]
+    )
+    for number in range(1, 3):
+        await entered.wait()
+        entered.clear()
+        report.withhold("the clock is off")
+        await until(
+            lambda: report.election.can_take and not report.is_coordinator, "it has stopped"
+        )
+        assert calls == [*begun, ("on_stop", False)] * number
+        report.stand()
+    await entered.wait()
+    leaving = asyncio.ensure_future(membership.leave())
+    await until(leaving.done, "it leaves")
+    assert calls == [*begun, ("on_stop", False)] * 3
+
+
 async def test_a_wait_for_a_change_leaves_nothing_behind() -> None:
     """However it ends: by a change, by its timeout, or because it is cancelled."""
     async with await Membership.join("memory://", worker_timeout=60.0) as membership:
