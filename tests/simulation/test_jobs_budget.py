@@ -37,15 +37,23 @@ def count_idle(members: int) -> tuple[dict[str, float], set[str]]:
 
 
 def test_an_idle_node_asks_for_little() -> None:
-    """A heartbeat, a poll, and sometimes the assignment: under 30 statements a minute."""
+    """A heartbeat, a poll, and sometimes the assignment: under 30 statements a minute.
+
+    A leader also reads the sessions that it waits for, all in one statement.
+    """
     counts, leaders = count_idle(5)
     followers = {name: count for name, count in counts.items() if name not in leaders}
     assert max(followers.values()) <= 2.2
-    assert max(counts.values()) <= 2.5
+    assert max(counts.values()) <= 3.5
 
 
 def test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet() -> None:
     """With twenty nodes each sends as many requests as with five."""
-    few, _ = count_idle(5)
-    many, _ = count_idle(20)
-    assert max(many.values()) <= max(few.values()) + 0.05
+    few, few_leaders = count_idle(5)
+    many, many_leaders = count_idle(20)
+    most = [
+        max(count for name, count in counts.items() if name not in leaders)
+        for counts, leaders in ((few, few_leaders), (many, many_leaders))
+    ]
+    assert most[1] <= most[0] + 0.05
+    assert max(many.values()) <= 3.5

@@ -6,6 +6,9 @@ session itself has announced. Where the store has a clock, that clock must agree
 is that the process of a session has ended, which can be seen on the same machine: such a session is
 declared dead at once. A record that cannot be decoded is reported once and left alone until it
 changes. Followers watch the session that leads them, leaders watch all.
+
+A changed version is a heartbeat, or the death or orderly end of the session. Followers read it. A
+leader, which lists versions, reads those of the sessions that somebody waits for.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -34,6 +37,10 @@ DEAD_SESSION_TTL = 1200.0
 Longer than any request can be under way: a late copy of the write that opened the session would
 bring it back. A later reader finds the record absent, which means the same as dead.
 """
+
+_STILL_FRACTION = 0.9
+"""Part of a heartbeat interval for which a version stands still before it is read where requests
+cost money: the versions of sessions that live do so rarely."""
 
 _PREFIX_LENGTH = len(SESSIONS)
 
@@ -65,6 +72,8 @@ class Observer:
         self._timeouts: dict[str, float] = {}
         self._neighbours: dict[str, ProcessIdentity] = {}
         """The processes of sessions on this machine."""
+        self._decoded: dict[str, str] = {}
+        """The latest versions that were decoded, by incarnation."""
         self._unreadable: dict[str, str] = {}
         """The versions that are not session records, by incarnation."""
         self._dead: dict[str, _Death] = {}
@@ -114,6 +123,7 @@ class Observer:
             self._set_aside(incarnation, record.version)
             return None
         self._timeouts[incarnation] = session_record.timing.timeout
+        self._decoded[incarnation] = record.version
         self._note_process(incarnation, session_record.process)
         if session_record.state == "dead":
             self._mark_dead(incarnation, self._clock.mono(), ended=session_record.ended is True)
@@ -135,6 +145,8 @@ class Observer:
     async def check_all(self, expected: Collection[str] = ()) -> list[Head]:
         """List every session once, and count those expected but not there as missing.
 
+        Those expected are read again when they have changed, for somebody else may have written
+        their end; where requests cost money, once the change is not followed by another.
         Returns what was listed.
 
         Raises:
@@ -157,23 +169,42 @@ class Observer:
         for incarnation in living:
             self._watch(incarnation, seen[incarnation], now)
         self.living = frozenset(living)
+        await self._read_changed(sorted(self.living.intersection(expected)), seen, now)
         return heads
+
+    async def _read_changed(
+        self, expected: Iterable[str], seen: Mapping[str, str], now: Mono
+    ) -> None:
+        """Read the sessions whose listed versions were not decoded yet and have stood still."""
+        still = _STILL_FRACTION * self._timing.heartbeat if self._store.is_billed else 0.0
+        changed = [
+            incarnation
+            for incarnation in expected
+            if self._decoded.get(incarnation) != seen[incarnation]
+            and now >= self._watches[incarnation].since + still
+        ]
+        await self._read(changed, seen)
 
     async def _read_unknown(self, seen: Mapping[str, str]) -> None:
         """Read the sessions that were not decoded yet, and forget those that are gone."""
         _keep_only(self._timeouts, seen.keys() | self._watches.keys())
         _keep_only(self._neighbours, self._timeouts.keys())
+        _keep_only(self._decoded, self._timeouts.keys())
         self._unreadable = {
             incarnation: version
             for incarnation, version in self._unreadable.items()
             if seen.get(incarnation) == version
         }
         unknown = sorted(seen.keys() - self._timeouts.keys() - self._unreadable.keys())
-        if not unknown:
+        await self._read(unknown, seen)
+
+    async def _read(self, incarnations: Collection[str], seen: Mapping[str, str]) -> None:
+        """Read sessions that were just listed, and set aside those that cannot be decoded."""
+        if not incarnations:
             return
-        found = await self.read(unknown)
+        found = await self.read(incarnations)
         self.update(found)
-        for incarnation in unknown:
+        for incarnation in incarnations:
             if incarnation not in found:
                 self._set_aside(incarnation, seen[incarnation])
 
@@ -196,7 +227,13 @@ class Observer:
     def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""
         self.living = frozenset()
-        for known in (self._watches, self._timeouts, self._neighbours, self._dead):
+        for known in (
+            self._watches,
+            self._timeouts,
+            self._neighbours,
+            self._decoded,
+            self._dead,
+        ):
             _keep_only(known, incarnations)
 
     async def declare_dead(self) -> list[str]:

@@ -248,6 +248,60 @@ async def test_an_unreadable_session_counts_for_nothing_until_it_is_repaired(
     assert await trio.heir.declare_dead() == [victim]
 
 
+@pytest.mark.parametrize("is_billed", [False, True], ids=["free", "billed"])
+@pytest.mark.parametrize("end", ["declared dead", "its process has ended", "left"])
+async def test_a_leader_learns_of_an_end_that_another_one_writes(end: str, is_billed: bool) -> None:
+    """At its next check, where requests cost money at the one after that; no timeout later."""
+    trio = Trio()
+    victim = await trio.meet()
+    store = CountingStore(trio.store)
+    store.is_billed = is_billed
+    leader = Observer(store, trio.components[1], TIMING)
+    await leader.check_all({victim})
+    for _ in range(5):
+        await trio.session.heartbeat()
+        await trio.clock.sleep(TIMING.heartbeat)
+        await leader.check_all({victim})
+    match end:
+        case "declared dead":
+            trio.heir = leader
+            await trio.watch(TIMING.timeout + 1)
+            assert await trio.stranger.declare_dead() == [victim]
+        case "its process has ended":
+            trio.running.remove(1)
+            await trio.stranger.declare_dead()
+        case _:
+            await trio.session.end()
+    for check in range(2 if is_billed else 1):
+        assert not leader.is_dead(victim), check
+        await trio.clock.sleep(TIMING.heartbeat)
+        await leader.check_all({victim})
+    assert leader.is_dead(victim)
+    assert leader.living == frozenset()
+
+
+@pytest.mark.parametrize("is_billed", [False, True], ids=["free", "billed"])
+@pytest.mark.parametrize("is_expected", [False, True], ids=["listed", "expected"])
+async def test_what_a_leader_reads_of_a_session_that_lives(
+    is_expected: bool, is_billed: bool
+) -> None:
+    """Nothing, unless somebody waits for its end: then each change, where that is free."""
+    trio = Trio()
+    victim = await trio.meet()
+    store = CountingStore(trio.store)
+    store.is_billed = is_billed
+    leader = Observer(store, trio.components[1], TIMING)
+    await leader.check_all()
+    before = store.reads
+    for _ in range(20):
+        await trio.session.heartbeat()
+        for _ in range(2):
+            await trio.clock.sleep(TIMING.heartbeat / 2)
+            await leader.check_all({victim} if is_expected else ())
+    assert store.reads - before == (20 if is_expected and not is_billed else 0)
+    assert leader.living == {victim}
+
+
 async def test_each_process_that_ends_is_looked_after_at_once_and_once() -> None:
     """Also while the deaths of earlier ones cannot be written; later checks try these again."""
     clock, running = StandingClock(), set[int]()
