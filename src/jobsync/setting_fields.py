@@ -5,8 +5,10 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import cache, wraps
+from pathlib import PurePath
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -23,6 +25,7 @@ __all__ = [
     "describe_wrong_value",
     "fields",
     "mask_unknown",
+    "mask_value",
     "refuse_unknown",
     "show_field",
     "show_settings",
@@ -141,6 +144,22 @@ def show_field(field: FieldInfo, value: object) -> str:
     return MASK if shown == MASK else repr(shown)
 
 
+_SHOWN = (int, float, Decimal, PurePath, date, time, timedelta)
+"""Kinds of which the repr is shown. That of any other object may contain a URL with a password."""
+# A path drops one of two slashes.
+_is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/").match
+
+
+class _Hidden:
+    """An object of which only the type is shown."""
+
+    def __init__(self, kind: type) -> None:
+        self._name = kind.__name__
+
+    def __repr__(self) -> str:
+        return self._name
+
+
 def _mask(name: str, value: object, *, secret: bool) -> object:
     """Return a value in a form that may be shown."""
     if value is None or isinstance(value, bool):
@@ -149,12 +168,27 @@ def _mask(name: str, value: object, *, secret: bool) -> object:
         return MASK
     if isinstance(value, str):
         return redact(value) if _is_url_name(name) or "://" in value else value
-    if isinstance(value, list | tuple):
-        return [_mask(name, item, secret=False) for item in value]
+    # By the type: a named tuple, such as a parsed URL, has secrets in any of its parts.
+    if type(value) in (list, tuple):
+        return [_mask(name, item, secret=False) for item in cast("Iterable[object]", value)]
     if isinstance(value, dict):
-        keys = {key: str(key) for key in value}
-        return {k: _mask(n, value[k], secret=bool(_is_secret_name(n))) for k, n in keys.items()}
-    return value
+        return {
+            _mask_key(name, key): _mask(n, each, secret=bool(_is_secret_name(n)))
+            for key, each in value.items()
+            for n in [str(key)]
+        }
+    is_shown = isinstance(value, _SHOWN) and not _is_url(str(value))
+    return value if is_shown else _Hidden(type(value))
+
+
+def _mask_key(name: str, key: object) -> object:
+    is_plain = isinstance(key, str | int)
+    return _mask(name, key, secret=False) if is_plain else _Hidden(type(key))
+
+
+def mask_value(name: str, value: object) -> object:
+    """Return a value of a wrong type in a form that may be shown: it may contain a password."""
+    return _mask(name, value, secret=bool(_is_secret_name(name)))
 
 
 def mask_unknown(name: str, value: object, known: Iterable[str]) -> object:

@@ -1,16 +1,28 @@
 """Each setting has one value, a known origin, and a helpful message when it is wrong."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jobsync import Database, Job, QueuePlugin, producer, settings
+from jobsync import (
+    CoordinationConfig,
+    Database,
+    Job,
+    Membership,
+    QueuePlugin,
+    open_store,
+    producer,
+    settings,
+)
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
@@ -436,6 +448,64 @@ URL, SHOWN = "s3://K:hunter2@bucket", "s3://***@bucket"
 def test_a_value_of_any_shape_shows_no_secret(value: object, shown: object) -> None:
     """The names within it tell what is secret."""
     assert mask_unknown("stores", value, ["mode"]) == shown
+
+
+class Dsn:
+    """A URL of another library's."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Dsn({self.text!r})"
+
+
+_URL = "postgresql://ann:hunter2@db/x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        Dsn(_URL),
+        _URL.encode(),
+        bytearray(_URL.encode()),
+        urlsplit(_URL),
+        [_URL],
+        (Dsn(_URL),),
+        {_URL},
+        {"url": _URL},
+        {_URL: 1},
+        {(_URL,): 1},
+        {"address": Dsn(_URL)},
+        {"password": "hunter2"},
+        Enum("Urls", {"APP": _URL}).APP,  # type: ignore[attr-defined]
+        PurePosixPath(_URL),
+    ],
+    ids=lambda url: type(url).__name__,
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        Database,
+        lambda url: Database(connection=url),
+        lambda url: asyncio.run(open_store(url)),
+        lambda url: asyncio.run(Membership.join(url)),
+        lambda url: CoordinationConfig(url=url),
+        lambda url: CoordinationConfig(host=url, dbname="x"),
+        lambda url: CoordinationConfig(dbnam=url),
+    ],
+    ids=["url", "connection", "open_store", "join", "config", "host", "unknown"],
+)
+def test_a_url_that_is_no_text_is_refused_without_its_password(
+    use: Callable[[Any], object], url: object
+) -> None:
+    """Nor is it in the fields of the error; whatever was put in the place of the text."""
+    with pytest.raises(Invalid) as caught:
+        use(url)
+    assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
 def test_a_struct_check_on_a_secret_hides_it() -> None:

@@ -22,7 +22,7 @@ from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor
 from jobsync.errors import Invalid
 from jobsync.events import Event
-from jobsync.setting_fields import Origin
+from jobsync.setting_fields import Origin, mask_value
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url, resolve_url
 
@@ -91,8 +91,10 @@ class StoreTarget:
         arguments: Mapping[str, object] = targets
         for name, target in arguments.items():
             if not (target is None or isinstance(target, str | Store)):
-                fix = f"write a URL such as {_suggest_url(target)}"
-                raise Invalid(name, target, "must be a text", fix)
+                # It may be a URL of another library's, with a password.
+                shown = mask_value("url", target)
+                fix = f"write a URL such as {_suggest_url(shown)}"
+                raise Invalid(name, shown, "must be a text", fix)
         self.target = given[0] if given else None
 
     @property
