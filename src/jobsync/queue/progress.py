@@ -77,6 +77,10 @@ class ProgressWriter:
     async def run(self) -> None:
         """Store reports until cancelled."""
         self._is_running = True
+        # It belongs to one event loop, and the last run may have been in another.
+        self._changed = asyncio.Event()
+        if self._new or self._ended:
+            self._changed.set()
         try:
             while True:
                 await self._changed.wait()

@@ -195,3 +195,33 @@ async def test_a_writer_that_was_stopped_starts_again_with_the_next_report(store
         await asyncio.wait(tasks)
         assert not writer.is_used
     assert len(tasks) == 2
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_a_writer_works_in_the_event_loop_of_each_connection(*, is_cut_short: bool) -> None:
+    """A program may connect in one event loop after the other; what was reported is not forgotten.
+
+    Args:
+        is_cut_short: whether the former loop ends before it has stored its last report.
+    """
+    stored, tasks = Stored(), cast("list[asyncio.Task[None]]", [])
+    writer = build_writer(stored, tasks)
+
+    async def use(number: int) -> None:
+        writer.report(Receipt("1", number, "a"), number / 10, "")
+        await settle_down()
+        assert stored.requests[-1] == {"1": (number / 10, "")}
+        stored.pauses.pop().set()
+        # Now it waits, in this loop.
+        await settle_down()
+        writer.report(Receipt("1", number, "a"), number / 5, "")
+        if not is_cut_short:
+            await settle_down()
+            assert stored.requests[-1] == {"1": (number / 5, "")}
+        tasks[-1].cancel()
+        await asyncio.wait([tasks[-1]])
+        assert tasks[-1].cancelled()
+
+    for number in (1, 2, 3):
+        asyncio.run(use(number))
+    assert len(tasks) == 3
