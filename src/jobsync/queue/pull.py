@@ -11,7 +11,7 @@ object is dropped unsettled has failed an attempt: nobody else could settle it.
 
 import asyncio
 import weakref
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
@@ -31,6 +31,9 @@ from jobsync.queue.shutdown import CALLBACK_TIME
 from jobsync.safe_text import safe_str
 
 __all__ = ["ClaimedMessage", "PulledClaims"]
+
+_Claimed: TypeAlias = tuple[list[Delivery], Seconds]
+"""What was claimed, and the seconds after which to try again."""
 
 _DROPPED = "its claim was dropped: neither ack() nor nack() was called"
 _SHORTEST_WAIT: Seconds = 0.02
@@ -111,6 +114,10 @@ class PulledClaims(ClaimHolder):
         super().__init__(backend, membership, settings, retries, components, reporter, read)
         self.home_loop = home_loop
         self._stopping = asyncio.Event()
+        self._claiming: set[asyncio.Future[_Claimed]] = set()
+        """The requests that are under way, also those whose callers were cancelled."""
+        self._has_returned = False
+        """Whether nothing is settled any more."""
         self._return_time = min(settings.grace, _RETURN_TIME)
 
     async def claim(self, limit: int, wait: Seconds) -> list[ClaimedMessage[Any]]:
@@ -122,11 +129,18 @@ class PulledClaims(ClaimHolder):
         end = self._clock.mono() + wait
         while not self.is_stopping:
             claiming = asyncio.ensure_future(self._try_to_claim(limit))
+            self._claiming.add(claiming)
+            claiming.add_done_callback(self._claiming.discard)
             try:
                 deliveries, pause = await asyncio.shield(claiming)
             except asyncio.CancelledError:
                 claiming.add_done_callback(self._return_unwanted)
                 raise
+            if self._stopping.is_set():
+                # They are returned by the stop, unless that has taken too long.
+                if self._has_returned:
+                    self._lose_all()
+                return []
             left = end - self._clock.mono()
             if deliveries or left <= 0:
                 return [self._wrap(delivery) for delivery in deliveries]
@@ -135,14 +149,17 @@ class PulledClaims(ClaimHolder):
         await asyncio.sleep(0)
         return []
 
-    def _return_unwanted(self, claiming: "asyncio.Future[tuple[list[Delivery], Seconds]]") -> None:
+    def _return_unwanted(self, claiming: "asyncio.Future[_Claimed]") -> None:
         """Return what was claimed for a caller that was cancelled meanwhile."""
         if claiming.cancelled() or isinstance(claiming.exception(), Unavailable):
+            return
+        if self._has_returned:
+            self._lose_all()
             return
         for delivery in claiming.result()[0]:
             self.conclude(delivery, Returned())
 
-    async def _try_to_claim(self, limit: int) -> tuple[list[Delivery], Seconds]:
+    async def _try_to_claim(self, limit: int) -> _Claimed:
         """Return what was claimed, and the seconds after which to try again."""
         if not self._membership.is_trusted:
             return [], _DISTRUST_WAIT
@@ -228,9 +245,8 @@ class PulledClaims(ClaimHolder):
                 for loop in loops:
                     loop.cancel()
         finally:
-            self.is_stopping = True
-            for delivery in list(self._in_flight):
-                self._in_flight.lose(delivery, "its process has stopped")
+            self.is_stopping = self._has_returned = True
+            self._lose_all()
             self.ended.set()
 
     def stop(self, within: Seconds | None) -> None:
@@ -245,19 +261,34 @@ class PulledClaims(ClaimHolder):
         self._stopping.set()
 
     async def _return_all(self) -> None:
-        returned = list(self._in_flight)
-        for delivery in returned:
-            self.conclude(delivery, Returned())
+        returned: list[Delivery] = []
         try:
             async with asyncio.timeout(self._return_time):
-                await self._completer.flush()
+                await self._return_now(returned)
+                if self._claiming:
+                    await asyncio.wait(self._claiming)
+                await self._return_now(returned)
         except TimeoutError:
             for delivery in list(self._in_flight):
                 self._in_flight.lose(delivery, "it could not be returned in time")
+        self._has_returned = True
         for delivery in returned:
             # Its holder has it no more.
             delivery.is_lost = True
         await self._callbacks.cancel(CALLBACK_TIME)
+
+    async def _return_now(self, returned: list[Delivery]) -> None:
+        """Return what is in flight, add it to a list, and wait for the answer."""
+        in_flight = list(self._in_flight)
+        returned += in_flight
+        for delivery in in_flight:
+            self.conclude(delivery, Returned())
+        await self._completer.flush()
+
+    def _lose_all(self) -> None:
+        """Lose what was claimed, and is not returned any more."""
+        for delivery in list(self._in_flight):
+            self._in_flight.lose(delivery, "its process has stopped")
 
 
 def _call_on_loop(

@@ -95,11 +95,16 @@ class Store:
         self.waiting: set[asyncio.Task[Any]] = set()
         self.is_settling = True
         """Whether settlements are answered."""
+        self.may_answer = asyncio.Event()
+        """Set unless claims are under way until the test says otherwise."""
+        self.may_answer.set()
+        self.returned: list[str] = []
         self.is_news = True
         """Whether who waits is told at once."""
 
     async def claim(self, limit: int, *, suspects: bool, **_: Any) -> ClaimResult:
         self.asked.append((limit, suspects))
+        await self.may_answer.wait()
         return self.answers.pop(0) if self.answers else build_result()
 
     async def wait(self, seconds: float) -> None:
@@ -116,6 +121,7 @@ class Store:
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         if not self.is_settling:
             await asyncio.Event().wait()
+        self.returned += [each.receipt.id for each in settlements if each.move == "release"]
         return [True] * len(settlements)
 
     async def list_holders(self) -> list[str]:
@@ -260,6 +266,52 @@ async def test_what_was_not_settled_at_a_stop_is_lost_to_the_program(*, is_settl
     assert store.lost == ([] if is_settling else ["id-1", "id-2"])
     assert await claims.claim(5, 60.0) == []
     assert len(store.asked) == 1
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("answer", ["in time", "late"])
+async def test_what_a_request_claims_during_a_stop_is_returned_or_lost(
+    answer: str, *, is_cancelled: bool, has_other: bool
+) -> None:
+    """Nobody gets a message that nothing settles: the stop waits for the request for a while.
+
+    Args:
+        answer: when the store answers the claim.
+        is_cancelled: whether the program waits for it no longer.
+        has_other: whether it holds another message, which is returned at once.
+    """
+    store = Store()
+    claims = store.build()
+    running = asyncio.ensure_future(claims.run())
+    store.answers = [build_result("id-0")] * has_other + [build_result("id-1", "id-2")]
+    held = await claims.claim(1, 0.0) if has_other else []
+    store.may_answer.clear()
+    claiming = asyncio.ensure_future(claims.claim(5, 60.0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if is_cancelled:
+        claiming.cancel()
+    claims.stop(60.0 if answer == "in time" else 0.0)
+    if answer == "in time":
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+        store.may_answer.set()
+    await running
+    store.may_answer.set()
+    await asyncio.wait([claiming])
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert claiming.cancelled() if is_cancelled else claiming.result() == []
+    ids = ["id-1", "id-2"]
+    if answer == "in time":
+        assert store.returned == ["id-0"] * has_other + ids
+        assert store.lost == []
+    else:
+        assert store.lost[-2:] == ids
+    assert [message.lost for message in held] == [True] * has_other
+    assert len(claims._in_flight) == 0
 
 
 @pytest.mark.parametrize(
