@@ -6,8 +6,9 @@ task.
 However a handler ends becomes a verdict: a value or an error never passes as an exception from a
 thread to the event loop. What a handler returns is awaited if it is awaitable, so a plain function
 may return a coroutine. A coroutine that exceeds its timeout is cancelled by the watcher of the
-deadlines. A plain function cannot be cancelled and keeps its thread until it returns. Each handler
-has its own context: context variables that it sets are invisible to other handlers.
+deadlines. A plain function cannot be cancelled and keeps its thread until it returns; one that has
+not begun when nobody waits for it any more never begins. Each handler has its own context: context
+variables that it sets are invisible to other handlers.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 from jobsync.coordination.runner import Wakeup
@@ -73,6 +75,7 @@ _KIND = "a handler"
 _OWN_FILES = {__file__, task_arguments.__file__}
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 3600.0
+_MANY_THREADS = 1_000_000
 
 
 class HandlerOutcome(NamedTuple):
@@ -140,20 +143,19 @@ class Executor:
     """Runs the handlers of a queue, for many messages at once.
 
     Args:
-        threads: how many calls of plain functions run at once.
         auto_acknowledge: whether returning acknowledges the message.
 
     Attributes:
         functions: the plain functions that run, even if nobody waits for them any more.
-        thread_count: how many calls of a plain function run at once.
     """
 
-    def __init__(self, threads: int, *, auto_acknowledge: bool) -> None:
+    def __init__(self, *, auto_acknowledge: bool) -> None:
         self._handlers: dict[str, MessageHandler] = {}
         """By task; that of messages without a task as the empty one."""
         self._auto_acknowledge = auto_acknowledge
-        self.thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
+        """Starts a thread for each call that finds no idle one: the slots of the workers are the
+        limit, and a function that does not end takes no thread from those of another worker."""
         self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
         self._unwanted: set[Delivery] = set()
         """Those of the functions whose results nobody waits for."""
@@ -220,11 +222,11 @@ class Executor:
         loop = asyncio.get_running_loop()
         context = None if delivery.context is None else BlockingContext(delivery.context, loop)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.thread_count, THREAD_PREFIX)
+            self._threads = ThreadPoolExecutor(_MANY_THREADS, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
-        within = copy_context().run
+        within, turn = copy_context().run, Lock()
         running = loop.run_in_executor(
-            self._threads, within, _call_function, handler, delivery, context
+            self._threads, within, _call_function, handler, delivery, context, turn
         )
         self.functions[delivery] = running
         running.add_done_callback(partial(self._on_end, delivery))
@@ -232,6 +234,9 @@ class Executor:
             await asyncio.wait([running])
         except asyncio.CancelledError:
             self._unwanted.add(delivery)
+            if turn.acquire(blocking=False):
+                # Its thread has not begun it, and never will.
+                return HandlerOutcome(Returned())
             late = build_late_verdict(delivery)
             if late is None:
                 raise
@@ -292,9 +297,11 @@ def _fail_unknown(task: str, _: Document) -> None:
 
 
 def _call_function(
-    handler: MessageHandler, delivery: Delivery, context: BlockingContext | None
+    handler: MessageHandler, delivery: Delivery, context: BlockingContext | None, turn: Lock
 ) -> _FunctionEnd:
-    """Call a plain function on a thread."""
+    """Call a plain function on a thread, unless its message is lost, or its turn is taken."""
+    if delivery.is_lost or not turn.acquire(blocking=False):
+        return _FunctionEnd(None, None, has_seen_loss=True)
     arguments = handler.build_arguments(delivery, context)
     result, error = call_function(handler.call, *arguments, kind=_KIND)
     return _FunctionEnd(result, error, context is not None and context.has_shown_loss)

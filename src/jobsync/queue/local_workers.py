@@ -104,7 +104,7 @@ class LocalWorkers:
     @property
     def user_code(self) -> list[str]:
         """Descriptions of the handlers and callbacks that run."""
-        # Workers of one queue share its threads.
+        # Workers of one queue share its executor, which lists what runs on threads.
         return list(dict.fromkeys(text for worker in self._all for text in worker.user_code))
 
     def describe_wait(self, timeout: Seconds) -> str:

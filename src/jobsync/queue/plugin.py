@@ -150,9 +150,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         self._payload = None if payload is None else RecordType("payload", payload)
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
-        self._executor = Executor(
-            self.settings.concurrency, auto_acknowledge=self.settings.auto_acknowledge
-        )
+        self._executor = Executor(auto_acknowledge=self.settings.auto_acknowledge)
         self._known_tasks, self._cron_tasks, self._task_limits, self._unknown = {}, {}, {}, set()
         self._backend: QueueBackend | None = None
         self._progress = ProgressWriter(
@@ -212,7 +210,6 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         """Run so many handlers at once, whatever the option says. Call it before the start."""
         self.settings = msgspec.structs.replace(self.settings, concurrency=concurrency)
         self._workers.concurrency = concurrency
-        self._executor.thread_count = concurrency
 
     @property
     def kind(self) -> str:

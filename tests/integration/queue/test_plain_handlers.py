@@ -1,11 +1,13 @@
 """Plain handlers that enqueue: `enqueue_sync` blocks, and a call that nobody awaits fails."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync import (
     Context,
@@ -125,3 +127,41 @@ async def test_tasks_are_enqueued_from_other_loops() -> None:
 
     async with Database("memory://", plugins=[tasks]):
         assert await asyncio.to_thread(asyncio.run, use()) == 2
+
+
+@pytest.mark.parametrize("who", ["the program", "a handler"])
+async def test_a_drain_runs_functions_beside_one_that_does_not_end(who: str) -> None:
+    """Each of its messages is handled, once: they do not wait for a thread until they are dead."""
+    may_end, begun, handled = threading.Event(), threading.Event(), list[int]()
+    async with Database("memory://") as database:
+        loop = asyncio.get_running_loop()
+
+        def handle(message: Document) -> None:
+            handled.append(message.n)
+            if message.n:
+                return
+            begun.set()
+            if who == "a handler":
+                assert asyncio.run_coroutine_threadsafe(queue.drain(), loop).result(LONG) == 2
+            else:
+                assert may_end.wait(LONG)
+
+        is_late = who == "the program"
+        queue = QueuePlugin(
+            resource="tasks",
+            on_message=handle,
+            workers=1,
+            prefetch=0,
+            timeout=0.3 if is_late else LONG,
+            max_retries=0,
+        )
+        await database.use_plugin(queue)
+        await queue.enqueue_many([{"n": n} for n in range(3)])
+        await until(begun.is_set, "the function has begun")
+        if is_late:
+            await until(queue.stuck, "its time is over")
+            assert await queue.drain() == 2
+        may_end.set()
+        await until(lambda: sum(queue.stats()[end] for end in ("completed", "dead")) == 3)
+        assert queue.stats()["dead"] == is_late
+    assert sorted(handled) == [0, 1, 2]

@@ -74,7 +74,7 @@ class Surroundings:
         self.is_replaced = False
         """Whether the session is another one then."""
         self.reported: list[tuple[str, Any]] = []
-        executor = Executor(1, auto_acknowledge=True)
+        executor = Executor(auto_acknowledge=True)
         executor.add("", MessageHandler(lambda _: None))
         self.worker = Worker(
             cast("QueueBackend", self),

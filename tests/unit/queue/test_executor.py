@@ -3,13 +3,14 @@
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from jobsync import Invalid
-from jobsync.core.messages import Cancel, Completed, Failed, Snooze
+from jobsync.core.messages import Cancel, Completed, Failed, Returned, Snooze
 from jobsync.queue.backend import Message, Receipt
 from jobsync.queue.executor import Executor, MessageHandler
 from jobsync.queue.in_flight import Delivery
@@ -80,7 +81,7 @@ async def test_a_coroutine_that_ends_after_its_time_has_failed(
 
     Also if a plain function has returned it.
     """
-    executor = Executor(1, auto_acknowledge=True)
+    executor = Executor(auto_acknowledge=True)
     delivery = build_delivery()
 
     async def handle(_: Any) -> Any:
@@ -127,7 +128,7 @@ async def test_a_handler_that_leaves_its_transaction_open_has_failed(
     def handle_on_thread(message: Any) -> Any:
         return handle(message)
 
-    executor = Executor(1, auto_acknowledge=True)
+    executor = Executor(auto_acknowledge=True)
     delivery = build_delivery()
     executor.add("", MessageHandler(handle_on_thread if is_plain else handle))
     verdict, _ = await executor.run(delivery)
@@ -155,7 +156,7 @@ async def test_as_many_plain_functions_run_at_once_as_allowed() -> None:
 
         return finish()
 
-    executor = Executor(count, auto_acknowledge=True)
+    executor = Executor(auto_acknowledge=True)
     executor.add("", MessageHandler(handle))
     deliveries = [build_delivery() for _ in range(count)]
     for delivery in deliveries:
@@ -164,3 +165,38 @@ async def test_as_many_plain_functions_run_at_once_as_allowed() -> None:
     executor.close()
     assert [verdict for verdict, _ in outcomes] == [Completed(None)] * count
     assert seen == [(False, True)] * count
+
+
+@pytest.mark.parametrize("why", ["late", "told to stop", "lost"])
+async def test_a_function_begins_in_time_or_never(why: str) -> None:
+    """Its message is returned: it has not been handled, so no attempt is spent."""
+    may_end, begun, called = threading.Event(), threading.Event(), list[str]()
+
+    def occupy() -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    executor, delivery = Executor(auto_acknowledge=True), build_delivery()
+    executor._threads = threads = ThreadPoolExecutor(1)
+    occupied = threads.submit(occupy)
+    assert begun.wait(60)
+    executor.add("", MessageHandler(called.append))
+    running = asyncio.ensure_future(executor.run(delivery))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert list(executor.functions) == [delivery]
+    if why == "lost":
+        delivery.is_lost = True
+    else:
+        delivery.is_late = why == "late"
+        running.cancel()
+        assert await running == (Returned(), None)
+    may_end.set()
+    await asyncio.wrap_future(occupied)
+    threads.shutdown()
+    await asyncio.sleep(0)
+    if why == "lost":
+        assert await running == (Returned(), None)
+    assert called == []
+    assert executor.functions == {}
+    executor.close()

@@ -330,11 +330,10 @@ def test_a_store_that_has_not_answered_for_a_timeout_is_a_reason() -> None:
 
 
 def test_a_concurrency_that_is_set_counts_everywhere() -> None:
-    """For coroutines, for the threads of plain functions, and in what is reported."""
+    """For the slots of handlers, and in what is reported."""
     queue = build(concurrency=3)
     queue.set_concurrency(7)
     assert queue.settings.concurrency == 7
-    assert queue._executor.thread_count == 7
     assert queue._workers.concurrency == 7
 
 
