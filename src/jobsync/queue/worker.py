@@ -232,11 +232,12 @@ class Worker(ClaimHolder):
         if self.is_paused or self._find_wait() > 0:
             self._unanswered_since = None
             return None
-        if self._quarantine.is_wanted:
+        room = self._find_room()
+        if room > 0 and self._quarantine.is_wanted:
             claimed = await self._claim(1, suspects=True)
             if claimed.result.messages:
                 return claimed.result
-        room = self._find_room()
+            room = self._find_room()
         if room <= 0:
             return None
         may_exceed = self.backend.is_billed and self._quota is None

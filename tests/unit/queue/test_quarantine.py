@@ -129,3 +129,43 @@ def test_a_worker_that_rests_for_any_reason_has_no_room(quota: int | None, room:
         )
         is_resting = is_paused or is_stopping or has_callbacks
         assert max(0, Worker._find_room(worker)) == (0 if is_resting else room)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "finds", "asked"),
+    [
+        ([5], True, [(1, True)]),
+        ([5, 5], False, [(1, True), (5, False)]),
+        ([5, 0], False, [(1, True)]),
+        ([0], True, []),
+        ([-2], True, []),
+    ],
+)
+async def test_a_worker_claims_a_suspect_only_if_it_has_room(
+    rooms: list[int], asked: list[tuple[int, bool]], *, finds: bool
+) -> None:
+    """A stuck one would let it wait for a slot, and one with a quota would exceed it.
+
+    Args:
+        rooms: how many messages may be claimed, at each look.
+        finds: whether there is a suspect.
+        asked: what is claimed.
+    """
+    claims: list[tuple[int, bool]] = []
+
+    async def claim(limit: int, *, suspects: bool, **_: Any) -> Any:
+        claims.append((limit, suspects))
+        return SimpleNamespace(result=SimpleNamespace(messages=[SUSPECT] * finds))
+
+    worker: Any = SimpleNamespace(
+        is_paused=False,
+        _find_wait=lambda: 0.0,
+        _find_room=iter(rooms).__next__,
+        _quarantine=SimpleNamespace(is_wanted=True),
+        _claim=claim,
+        _quota=None,
+        backend=SimpleNamespace(is_billed=False),
+    )
+    claimed = await Worker._fetch(worker)
+    assert claims == asked
+    assert (claimed is None) == (rooms[-1] <= 0)
