@@ -77,8 +77,9 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             model of pydantic. Without it handlers get documents.
         on_message: handles a message: `async def handle(task)` or `handle(task, context)`,
             or a plain function, which runs on a thread.
-        on_complete: called after each completed message: `(task, result)`.
-        on_error: called after each failure: `(error, task)`.
+        on_complete: called after each completed message: `(task, result)`. A plain function runs
+            on a thread, as a handler does.
+        on_error: called after each failure: `(error, task)`, likewise.
         timeout: seconds that a handler may take; None for no limit.
         backoff: takes how often a message has failed, and returns the seconds until the next
             attempt; 1, 2, 4 … 32 by default.
@@ -348,13 +349,17 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
 
     def list_running(self) -> list[str]:
         """Return descriptions of the handlers and callbacks that run."""
-        return self._workers.user_code
+        running = self._workers.user_code
+        # Threads that were left behind may still run callbacks.
+        is_missing = self._reporter.runs_functions and "callbacks" not in running
+        return [*running, *(["callbacks"] if is_missing else [])]
 
     async def _shut_down(self) -> None:
         self._stop_pulled()
         await self._workers.stop()
         await self._wait_for_pulled()
         self._executor.close()
+        self._reporter.close()
 
     def unready(self) -> str:
         """Return why it cannot work now; empty if all is well."""

@@ -1,9 +1,11 @@
 """Reports what happens to the messages of a queue: in counters, events and the user's callbacks."""
 
 import asyncio
-import inspect
 from collections import Counter
 from collections.abc import Awaitable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from jobsync.core.messages import (
@@ -23,10 +25,23 @@ from jobsync.queue.executor import Handler
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.progress import ProgressWriter
 from jobsync.safe_text import format_error, safe_name, safe_str
-from jobsync.user_code import describe_error
+from jobsync.user_code import (
+    FunctionEnd,
+    await_result,
+    call_function,
+    describe_error,
+    discard,
+    is_coroutine_function,
+)
 from jobsync.user_functions import is_for_task
 
 __all__ = ["QueueReporter", "ReportingQueue"]
+
+_KIND = "a callback"
+_THREAD_PREFIX = "jobsync-callback"
+_MOST_FUNCTIONS = 10
+"""The most plain callbacks that run at once, without those that have exceeded their timeout."""
+_MANY_THREADS = 1_000_000
 
 
 class ReportingQueue(Protocol):
@@ -52,8 +67,9 @@ class QueueReporter:
 
     Args:
         plugin: emits the events.
-        on_complete: the user's function, called after each completed message.
-        on_error: the user's function, called after each failure.
+        on_complete: the user's function, called after each completed message. A coroutine function
+            runs on the event loop, a plain one on a thread.
+        on_error: the user's function, called after each failure, likewise.
         timeout: seconds that these may take; None for no limit.
         progress: stores how far handlers are.
     """
@@ -72,6 +88,21 @@ class QueueReporter:
         self._on_complete = on_complete
         self._on_error = on_error
         self._timeout = timeout
+        self._threads: ThreadPoolExecutor | None = None
+        self._functions: dict[asyncio.Future[FunctionEnd], None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots = asyncio.Semaphore(_MOST_FUNCTIONS)
+
+    @property
+    def runs_functions(self) -> bool:
+        """Whether plain callbacks run, even if nobody waits for them any more."""
+        return bool(self._functions)
+
+    def close(self) -> None:
+        """Release idle threads; the next callback starts new ones."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
 
     @property
     def queue(self) -> str:
@@ -178,15 +209,16 @@ class QueueReporter:
         self, name: str, function: Handler, *arguments: Any
     ) -> Coroutine[Any, Any, None] | None:
         """Call a function of the user's. An error in it becomes an event and stops nothing."""
+        if not is_coroutine_function(function):
+            return self._call_on_thread(name, function, arguments)
         try:
             result = function(*arguments)
-            is_awaitable = inspect.isawaitable(result)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
             self._report_call_error(name, function, error)
             return None
-        return self._finish_call(name, function, result) if is_awaitable else None
+        return self._finish_call(name, function, result)
 
     async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
         try:
@@ -198,7 +230,48 @@ class QueueReporter:
                 raise
             self._report_call_error(name, function, error)
 
+    async def _call_on_thread(
+        self, name: str, function: Handler, arguments: tuple[Any, ...]
+    ) -> None:
+        """Call a plain function, and await what it returns; return when its thread is idle."""
+        async with self._get_slots():
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_MANY_THREADS, _THREAD_PREFIX)
+            work = partial(copy_context().run, call_function, function, *arguments, kind=_KIND)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            self._functions[running] = None
+            running.add_done_callback(self._functions.pop)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await asyncio.wait([running])
+                    result, problem = running.result()
+                    if problem is None:
+                        await await_result(result)
+            except BaseException as error:
+                running.add_done_callback(_discard_result)
+                if is_for_task(error) and not issubclass(type(error), SystemExit):
+                    raise
+                problem = error
+            if problem is not None:
+                self._report_call_error(name, function, problem)
+        if not running.done():
+            # It runs on after its timeout, and nobody can stop it.
+            await asyncio.wait([running])
+
+    def _get_slots(self) -> asyncio.Semaphore:
+        """Return what limits the plain functions that run at once, in this event loop."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # The last connection may have been made in another loop.
+            self._loop, self._slots = loop, asyncio.Semaphore(_MOST_FUNCTIONS)
+        return self._slots
+
     def _report_call_error(self, name: str, function: Handler, error: BaseException) -> None:
         self._plugin.emit(
             HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
         )
+
+
+def _discard_result(running: "asyncio.Future[FunctionEnd]") -> None:
+    if not running.cancelled():
+        discard(running.result().result)

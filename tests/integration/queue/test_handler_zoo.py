@@ -476,12 +476,20 @@ async def test_callbacks_that_do_not_end_stop_the_claims(url: str) -> None:
         assert queue.unready() == ""
 
 
-async def test_a_callback_has_the_timeout_of_a_handler(url: str) -> None:
-    """It is cancelled, and reported; the completed message stays completed."""
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_callback_has_the_timeout_of_a_handler(
+    url: str, go_on: threading.Event, *, is_async: bool
+) -> None:
+    """It is cancelled, or left on its thread, and reported; the message stays completed."""
     failed: list[Event] = []
 
-    async def wait(*_: object) -> None:
+    async def wait_on_the_loop(*_: object) -> None:
         await asyncio.Event().wait()
+
+    def wait_on_a_thread(*_: object) -> None:
+        assert go_on.wait(60)
+
+    wait = wait_on_the_loop if is_async else wait_on_a_thread
 
     async def handle(_: Document) -> None:
         pass
@@ -494,10 +502,12 @@ async def test_a_callback_has_the_timeout_of_a_handler(url: str) -> None:
         await until(lambda: bool(failed), "it is reported")
         assert "TimeoutError" in failed[0]["error"]
         assert await queue.count("completed") == 1
+        go_on.set()
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 async def test_a_callback_that_never_ends_does_not_delay_a_disconnect(
-    url: str, go_on: threading.Event
+    url: str, go_on: threading.Event, *, is_async: bool
 ) -> None:
     """It is left behind, and listed."""
     called: list[Any] = []
@@ -509,10 +519,15 @@ async def test_a_callback_that_never_ends_does_not_delay_a_disconnect(
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
 
+    def block(*_: object) -> None:
+        called.append(1)
+        assert go_on.wait(60)
+
     async def handle(_: Document) -> None:
         pass
 
-    queue = QueuePlugin(resource="tasks", on_message=handle, on_complete=ignore, grace=0.2)
+    callback = ignore if is_async else block
+    queue = QueuePlugin(resource="tasks", on_message=handle, on_complete=callback, grace=0.2)
     db = Database(url, plugins=[queue])
     db.on("db:disconnect-incomplete", incomplete.append)
     await db.connect()

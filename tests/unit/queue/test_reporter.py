@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
 from hostile import HOSTILE, build_object, contain
+from waiting import until
 
 from jobsync.core.messages import (
     REVOKED,
@@ -52,7 +54,7 @@ def build_message(attempt: int) -> Message:
         ("lost", 1, "lost", None),
     ],
 )
-def test_the_end_of_a_claim_is_counted_and_ends_its_progress(
+async def test_the_end_of_a_claim_is_counted_and_ends_its_progress(
     verdict: Any, attempt: int, counted: str, callback: Any, *, is_used: bool
 ) -> None:
     """However it ends; the user's function gets the result, or the error."""
@@ -74,7 +76,11 @@ def test_the_end_of_a_claim_is_counted_and_ends_its_progress(
         reporter.on_lost(message, "its claim has ended")
     else:
         delivery = Delivery("id-1", message, {"id": "id-1"}, "me", cast("Any", 0.0))
-        assert reporter.on_settled(delivery, verdict, 0.0) is None
+        running = reporter.on_settled(delivery, verdict, 0.0)
+        assert (running is None) == (callback is None)
+        if running is not None:
+            await running
+    reporter.close()
     assert reporter.counters == {counted: 1}
     assert called == ([] if callback is None else [callback])
     assert ended == (["id-1"] if is_used else [])
@@ -305,9 +311,9 @@ async def test_an_error_of_the_users_function_is_told_with_its_place(
     notes = Notes(**cast("Any", {name: function}))
     verdict = Completed(None) if name == "on_complete" else Failed("late")
     running = settle(notes.reporter, 1, verdict, 0.0)
-    assert (running is not None) is is_async
-    if running is not None:
-        await running
+    assert running is not None
+    await running
+    notes.reporter.close()
     told = notes.emitted[-1]
     assert isinstance(told, HandlerFailed)
     assert (told.event, told.callback.rpartition(".")[2]) == (name, function.__name__)
@@ -351,24 +357,72 @@ async def test_the_users_function_gets_what_the_handler_got(name: str) -> None:
     delivery = Delivery("id-1", build_message(1), SimpleNamespace(n=1), "me", cast("Any", 0.0))
     error = ValueError("no")
     for verdict in (Completed("done"), Failed("no: a.py:1", error), Cancel("stale"), Returned()):
-        assert notes.reporter.on_settled(delivery, verdict, 0.0) is None
+        running = notes.reporter.on_settled(delivery, verdict, 0.0)
+        if running is not None:
+            await running
+    notes.reporter.close()
     assert called == [
         (delivery.data, "done") if name == "on_complete" else (error, delivery.data),
     ]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("name", ["on_complete", "on_error"])
-async def test_a_keyboard_interrupt_in_the_users_function_ends_the_program(name: str) -> None:
-    """It is no error of that function, and is not told as one."""
+async def test_a_keyboard_interrupt_on_the_event_loop_ends_the_program(
+    name: str, *, is_async: bool
+) -> None:
+    """There it is no error of the function; on a thread it can only be one."""
 
     def interrupt(*_: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    notes = Notes(**cast("Any", {name: interrupt}))
+    async def interrupt_later(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    notes = Notes(**cast("Any", {name: interrupt_later if is_async else interrupt}))
     verdict = Completed(None) if name == "on_complete" else Failed("late")
-    with pytest.raises(KeyboardInterrupt):
-        settle(notes.reporter, 1, verdict, 0.0)
-    assert not any(isinstance(each, HandlerFailed) for each in notes.emitted)
+    running = settle(notes.reporter, 1, verdict, 0.0)
+    if is_async:
+        with pytest.raises(KeyboardInterrupt):
+            running.send(None)
+    else:
+        await running
+    notes.reporter.close()
+    told = [type(each) for each in notes.emitted].count(HandlerFailed)
+    assert told == (not is_async)
+
+
+async def test_a_plain_callback_runs_on_a_thread_for_its_timeout() -> None:
+    """What it returns is awaited in the same time; more than ten wait, but not for late ones."""
+    may_end, loop = threading.Event(), threading.current_thread()
+    threads: list[threading.Thread] = []
+    together = threading.Barrier(10, timeout=60)
+
+    def complete(_: Any, result: Any) -> Any:
+        threads.append(threading.current_thread())
+        if result == "blocks":
+            together.wait()
+            assert may_end.wait(60)
+        return asyncio.Event().wait() if result == "awaits" else None
+
+    notes = Notes(on_complete=complete, timeout=0.2)
+    blocked = [
+        asyncio.ensure_future(settle(notes.reporter, 1, Completed("blocks"), 0.0))
+        for _ in range(10)
+    ]
+    await until(lambda: len(threads) == 10, "ten run")
+    for result in ("awaits", "ends"):
+        await settle(notes.reporter, 1, Completed(result), 0.0)
+    told = [each for each in notes.emitted if isinstance(each, HandlerFailed)]
+    assert len(told) == 11
+    assert all(each.error.startswith("TimeoutError") for each in told)
+    assert notes.reporter.runs_functions
+    assert not any(task.done() for task in blocked)
+    may_end.set()
+    await asyncio.wait(blocked)
+    notes.reporter.close()
+    assert not notes.reporter.runs_functions
+    assert loop not in threads
 
 
 @pytest.mark.parametrize(
