@@ -674,6 +674,24 @@ async def test_a_soft_deleted_record_stays_and_expires_only_once(hooked: HookedS
         assert (await stage.sweep()).soft_deleted == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "mark"), [("boolean", True), ("json", True), ("string", "true"), (None, None)]
+)
+async def test_a_soft_delete_marks_a_record_as_the_schema_holds_it(
+    hooked: HookedStore, kind: str | None, mark: object
+) -> None:
+    """Its field is_deleted, if the schema has one."""
+    fields = {"expires_at": "number"} | ({} if kind is None else {"is_deleted": kind})
+    async with Database(connection=hooked) as database:
+        sessions = await database.define_resource("sessions", parse(fields), rules=[SOFT])
+        stage = Stage(database, sessions)
+        await sessions.insert_many([{"id": name, "expires_at": START} for name in "ab"])
+        assert (await stage.sweep()).soft_deleted == 2
+        for record in await sessions.list():
+            assert record.get("is_deleted") == mark
+            assert record.get("deleted_at")
+
+
 async def test_a_callback_decides_about_each_record(hooked: HookedStore) -> None:
     """False keeps it until it is asked again; nonsense keeps it too and is reported."""
     async with Database(connection=hooked) as database:

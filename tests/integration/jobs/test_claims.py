@@ -613,6 +613,23 @@ async def test_a_refused_task_says_who_does_or_did_it(
     assert second.foreign.is_refused("x") is is_refused
 
 
+@pytest.mark.parametrize("state", ["done", "failed"])
+async def test_a_new_session_goes_by_what_it_reads_itself(
+    nodes: ClaimNodes, state: ClaimState
+) -> None:
+    """Who has ended a task meanwhile keeps nobody from it."""
+    first, second = nodes.node("a"), nodes.node("b")
+    await claim(first, "x")
+    recent = {"ended": {"$gte": nodes.clock.wall_seconds - 1}}
+    await second.foreign.load({TOKEN}, recent)
+    assert second.is_refused("x")
+    await first.finish(["x"], state)
+    second.reset()
+    assert not second.is_refused("x")
+    await second.foreign.load({TOKEN}, recent)
+    assert second.is_refused("x") is (state == "done")
+
+
 async def test_what_ran_elsewhere_is_read_again_now_and_then(nodes: ClaimNodes) -> None:
     """Only what still ran, and no more often than tasks are remembered; then nobody is watched."""
     first, third, second = nodes.node("a"), nodes.node("c"), nodes.node("b")

@@ -64,6 +64,18 @@ def take_rest_after_default(db: Any, limit: int = 3, *rest: Any) -> tuple[Any, .
     return (db, limit, *rest)
 
 
+def take_rest_after_three(
+    db: Any, context: JobContext, scheduler: Any, *rest: Any
+) -> tuple[Any, ...]:
+    """Take all that there is, and whatever comes."""
+    return (db, context.job_name, scheduler, *rest)
+
+
+def take_rest_after_two(db: Any, context: JobContext, *rest: Any) -> tuple[Any, ...]:
+    """Take the context, and whatever comes."""
+    return (db, context.job_name, *rest)
+
+
 def take_by_name(db: Any, *, context: JobContext | None = None) -> tuple[Any, ...]:
     """Take the context by its name, by which nobody passes it."""
     return (db, context)
@@ -96,6 +108,8 @@ class Called:
         (take_all_optional, (DATABASE, "report", SCHEDULER, None, 3)),
         (take_rest, (DATABASE, "report")),
         (take_rest_after_default, (DATABASE, 3)),
+        (take_rest_after_two, (DATABASE, "report")),
+        (take_rest_after_three, (DATABASE, "report", SCHEDULER)),
         (take_by_name, (DATABASE, None)),
         (take_captured, (DATABASE, "captured")),
         (partial(take_captured, "own"), ("own", "captured")),

@@ -81,6 +81,7 @@ class Stage:
             on_end=lambda run, *_: self.told.append(("end", run.id)),
             on_lost=lambda _, run, reason: self.told.append((reason, run.id)),
             on_attempt=lambda _: None,
+            on_overrun=lambda *_: None,
             on_bug=lambda error: self.told.append(("bug", repr(error))),
         )
         self.seconds, self.compared = 100.0, 0
@@ -322,6 +323,31 @@ async def test_a_run_is_released_by_the_session_that_has_it(
     edits = await stage.jobs.edits.read()
     assert edits is not None
     assert (edits.list_since(0), edits.special) == (["job"], ())
+
+
+@pytest.mark.parametrize("how", ["it acts", "it waits for its turn", "its action is left behind"])
+async def test_a_run_is_of_this_process_until_nothing_of_it_is_left(how: str) -> None:
+    """Taken for an orphan before, it would be resumed beside its own action."""
+    stage = Stage()
+    stage.go_on, stage.is_stubborn = asyncio.Event(), True
+    assert not stage.runs.has(RUN.id)
+    if how == "it waits for its turn":
+        stage.runs.waiting.add(RUN.id)
+    else:
+        (task,) = await stage.start(RUN)
+        await until(lambda: stage.acted, "it acts", interval=0)
+        if how == "its action is left behind":
+            stage.job.executor._grace = 0.0
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(0)
+            assert len(stage.runs) == 0
+            assert (await stage.read()).running == (RUN,)
+    assert stage.runs.has(RUN.id)
+    assert not stage.runs.has("another")
+    stage.runs.waiting.clear()
+    stage.go_on.set()
+    await until(lambda: not stage.runs.has(RUN.id), "it is over", interval=0)
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])

@@ -1,7 +1,8 @@
 """The status of scheduled jobs, from what sessions and roles say."""
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -199,6 +200,26 @@ async def test_the_newest_gap_is_found_in_the_state_and_in_the_history() -> None
     assert (await place.read_job("a")).gap == old
     assert (await place.read_job("b")).gap == new
     assert (await place.read_job("c")).gap == new
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product(["missed", "skipped"], repeat=2)))
+async def test_the_newest_gap_of_the_history_is_missed_or_skipped(
+    kinds: tuple[Literal["missed", "skipped"], ...],
+) -> None:
+    """Whatever those before were, and however many runs have followed."""
+    place = Place()
+    await place.add_worker("w1", ["a"])
+    await place.add_job("a")
+    gaps = [
+        Gap(first=100 * at, last=100 * at, count=1, reason="why", kind=kind)
+        for at, kind in enumerate(kinds, start=1)
+    ]
+    for gap in gaps:
+        await place.open().history.write_gap("a", gap)
+    for at in (250, 350):
+        run = ActiveRun(id=f"r{at}", instant=at, owner="w", started_at=1.0)
+        await place.open().history.create("a", run, "w")
+    assert (await place.read_job("a")).gap == gaps[-1]
 
 
 async def test_a_name_is_looked_up_in_all_namespaces() -> None:

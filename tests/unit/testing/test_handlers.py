@@ -7,7 +7,7 @@ import pytest
 
 from jobsync import BlockingContext, Context, Database, Invalid, QueuePlugin
 from jobsync.core.messages import Completed, Failed
-from jobsync.testing import assert_enqueued, blocking_context, context
+from jobsync.testing import assert_enqueued, blocking_context, context, handlers
 
 
 async def test_a_context_records_what_a_handler_does_with_it() -> None:
@@ -87,4 +87,30 @@ async def test_only_some_of_many_calls_are_listed() -> None:
         for number in range(7):
             await run.enqueue(number)
         with pytest.raises(AssertionError, match=r"there are 7: (\{'n': \d\}(, )?){5}$"):
+            await assert_enqueued(run, n=9)
+
+
+@pytest.mark.parametrize("wanted", range(5))
+async def test_a_call_is_found_among_more_than_one_page(
+    monkeypatch: pytest.MonkeyPatch, wanted: int
+) -> None:
+    """Of this task and of others."""
+    monkeypatch.setattr(handlers, "_PAGE", 2)
+    queue = QueuePlugin("tasks")
+
+    @queue.task
+    async def run(n: int) -> None:
+        del n
+
+    @queue.task
+    async def other(n: int) -> None:
+        del n
+
+    async with Database(f"memory://paged-{wanted}", plugins=[queue]):
+        queue.pause()
+        for number in range(5):
+            await other.enqueue(number)
+            await run.enqueue(number)
+        assert (await assert_enqueued(run, n=wanted)).value == {"n": wanted}
+        with pytest.raises(AssertionError, match="there are 5: "):
             await assert_enqueued(run, n=9)
