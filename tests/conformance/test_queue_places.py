@@ -1047,8 +1047,17 @@ async def test_other_content_is_not_a_push_repeated(
 async def test_a_lost_reply_says_who_holds_the_keys(
     location: QueueLocation, backend: QueueBackend
 ) -> None:
-    """Of a batch, some were added and others not."""
+    """Of a batch, some were added and others not; another queue has the same keys."""
     await backend.push([new(1, key="one")])
+    other = await location.open("another")
+    names = iter("abcd")
+
+    async def hold_in_another_queue() -> None:
+        for key in ("one", "two"):
+            await add(other, new(next(names), key=key))
+
+    await hold_in_another_queue()
+    location.faults.meanwhile = hold_in_another_queue
     location.faults.lost_replies = 1
     assert await add(backend, new(2, key="one"), new(3, key="two")) == {"id-2": "id-1"}
     assert await drain(backend) == [1, 3]
