@@ -21,7 +21,6 @@ from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue import executor
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
@@ -503,8 +502,8 @@ def completes_what_a_function_gave_up(patch: pytest.MonkeyPatch) -> None:
     def call(*arguments: Any) -> Any:
         return was(*arguments)._replace(has_seen_loss=False)
 
-    was = executor._call_function
-    patch.setattr(executor, "_call_function", call)
+    was = Executor._call_function
+    patch.setattr(Executor, "_call_function", call)
 
 
 def charges_for_interruptions(patch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,8 @@ class Executor:
         auto_acknowledge: whether returning acknowledges the message.
 
     Attributes:
-        functions: the plain functions that run, even if nobody waits for them any more.
+        functions: the plain functions that run, even if nobody waits for them any more. Their
+            threads remove them: an event loop may be closed before.
     """
 
     def __init__(self, *, auto_acknowledge: bool) -> None:
@@ -156,7 +157,7 @@ class Executor:
         self._threads: ThreadPoolExecutor | None = None
         """Starts a thread for each call that finds no idle one: the slots of the workers are the
         limit, and a function that does not end takes no thread from those of another worker."""
-        self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
+        self.functions: dict[Delivery, None] = {}
         self._unwanted: set[Delivery] = set()
         """Those of the functions whose results nobody waits for."""
 
@@ -225,10 +226,15 @@ class Executor:
             self._threads = ThreadPoolExecutor(_MANY_THREADS, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
         within, turn = copy_context().run, Lock()
-        running = loop.run_in_executor(
-            self._threads, within, _call_function, handler, delivery, context, turn
-        )
-        self.functions[delivery] = running
+        self.functions[delivery] = None
+        try:
+            running = loop.run_in_executor(
+                self._threads, within, self._call_function, handler, delivery, context, turn
+            )
+        except BaseException:
+            # No thread could be started.
+            self.functions.pop(delivery, None)
+            raise
         running.add_done_callback(partial(self._on_end, delivery))
         try:
             await asyncio.wait([running])
@@ -236,6 +242,7 @@ class Executor:
             self._unwanted.add(delivery)
             if turn.acquire(blocking=False):
                 # Its thread has not begun it, and never will.
+                self.functions.pop(delivery, None)
                 return HandlerOutcome(Returned())
             late = build_late_verdict(delivery)
             if late is None:
@@ -251,9 +258,25 @@ class Executor:
         delivery.is_on_loop = True
         return await self._finish(handler, result, delivery)
 
+    def _call_function(
+        self,
+        handler: MessageHandler,
+        delivery: Delivery,
+        context: BlockingContext | None,
+        turn: Lock,
+    ) -> _FunctionEnd:
+        """Call a plain function on a thread, unless its message is lost, or its turn is taken."""
+        try:
+            if delivery.is_lost or not turn.acquire(blocking=False):
+                return _FunctionEnd(None, None, has_seen_loss=True)
+            arguments = handler.build_arguments(delivery, context)
+            result, error = call_function(handler.call, *arguments, kind=_KIND)
+            return _FunctionEnd(result, error, context is not None and context.has_shown_loss)
+        finally:
+            self.functions.pop(delivery, None)
+
     def _on_end(self, delivery: Delivery, running: "asyncio.Future[_FunctionEnd]") -> None:
-        """Forget a plain function that has ended."""
-        self.functions.pop(delivery, None)
+        """Close what a plain function has returned if nobody wants it."""
         if delivery in self._unwanted:
             self._unwanted.discard(delivery)
             if not running.cancelled():
@@ -294,17 +317,6 @@ class Executor:
 
 def _fail_unknown(task: str, _: Document) -> None:
     raise Invalid("task", task, "is not known to this worker", "deploy the code that has it")
-
-
-def _call_function(
-    handler: MessageHandler, delivery: Delivery, context: BlockingContext | None, turn: Lock
-) -> _FunctionEnd:
-    """Call a plain function on a thread, unless its message is lost, or its turn is taken."""
-    if delivery.is_lost or not turn.acquire(blocking=False):
-        return _FunctionEnd(None, None, has_seen_loss=True)
-    arguments = handler.build_arguments(delivery, context)
-    result, error = call_function(handler.call, *arguments, kind=_KIND)
-    return _FunctionEnd(result, error, context is not None and context.has_shown_loss)
 
 
 def build_late_verdict(delivery: Delivery) -> Failed | None:

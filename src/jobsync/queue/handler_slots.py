@@ -137,7 +137,7 @@ class HandlerSlots:
 
     def list_handled(self) -> list[Delivery]:
         """Return the deliveries whose handlers run, also on threads that were left behind."""
-        return list({**self.running, **dict.fromkeys(self._executor.functions)})
+        return list({**self.running, **self._executor.functions.copy()})
 
     def list_useful(self) -> list[Delivery]:
         """Return the deliveries whose handlers still decide what becomes of them."""

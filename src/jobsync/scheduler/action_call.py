@@ -2,14 +2,13 @@
 
 The task can be cancelled, and left behind, without the task that waits for it. The call has ended
 when nothing of it runs any more: a plain function on a thread outlives the task if that is
-cancelled from outside.
+cancelled from outside, and its event loop too.
 """
 
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from typing import Any
 
 from jobsync.coordination.session import count_forks
@@ -59,6 +58,10 @@ class ActionCall:
         self._end: FunctionEnd | None = None
         self._function: asyncio.Future[FunctionEnd] | None = None
         """The plain function, once it was started."""
+        self._returned: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when the function has returned, which its event loop may be too closed to tell."""
+        # Nobody who waits for it can cancel it.
+        self._returned.set_running_or_notify_cancel()
         name = f"jobsync action {context.job_name}"
         self._task = asyncio.get_running_loop().create_task(self._perform(), name=name)
         self._task.add_done_callback(self._on_done)
@@ -66,12 +69,15 @@ class ActionCall:
     @property
     def is_on_thread(self) -> bool:
         """Whether a plain function runs, which nobody can cancel."""
-        return self._function is not None and not self._function.done()
+        function = self._function
+        if function is None or function.done():
+            return False
+        return not (function.get_loop().is_closed() and self._returned.done())
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self._find_pending() is None
+        return self._is_task_over and not self.is_on_thread
 
     @property
     def age(self) -> float:
@@ -107,10 +113,18 @@ class ActionCall:
         if not self.is_on_thread:
             self._task.cancel()
 
+    @property
+    def _is_task_over(self) -> bool:
+        return self._task.done() or self._task.get_loop().is_closed()
+
     def _find_pending(self) -> "asyncio.Future[Any] | None":
-        if not self._task.done():
+        if not self._is_task_over:
             return self._task
-        return self._function if self.is_on_thread else None
+        if self._function is None or not self.is_on_thread:
+            return None
+        if self._function.get_loop().is_closed():
+            return asyncio.wrap_future(self._returned)
+        return self._function
 
     async def _perform(self) -> None:
         forks = count_forks()
@@ -143,11 +157,17 @@ class ActionCall:
 
     async def _call_function(self, threads: concurrent.futures.Executor) -> FunctionEnd:
         within = copy_context().run
-        work = partial(within, call_function, self._work, kind=_KIND)
-        self._function = asyncio.get_running_loop().run_in_executor(threads, work)
+        self._function = asyncio.get_running_loop().run_in_executor(threads, within, self._run)
         self._function.add_done_callback(self._on_done)
         await asyncio.wait([self._function])
         return self._function.result()
+
+    def _run(self) -> FunctionEnd:
+        """Call the function, on its thread."""
+        try:
+            return call_function(self._work, kind=_KIND)
+        finally:
+            self._returned.set_result(None)
 
     def _on_done(self, future: "asyncio.Future[Any]") -> None:
         """Note the end of the task or the function."""

@@ -308,6 +308,10 @@ class ActionExecutor:
         given = (context.database, context, context.scheduler)
         work = partial(self._action, *given[: self._argument_count])
         threads = None if self.is_async else self._threads
+        for former in list(self._calls):
+            if former.has_ended:
+                # After its event loop, which could not tell.
+                self._forget(former)
         call = ActionCall(work, context, self._clock, threads, self._forget)
         self._calls[call] = False
         return call

@@ -4,10 +4,12 @@ import asyncio
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
 from jobsync import Invalid
 from jobsync.core.messages import Cancel, Completed, Failed, Returned, Snooze
@@ -200,3 +202,43 @@ async def test_a_function_begins_in_time_or_never(why: str) -> None:
     assert called == []
     assert executor.functions == {}
     executor.close()
+
+
+def test_a_function_that_outlives_its_event_loop_is_forgotten_when_it_returns() -> None:
+    """Nothing is left of it in the next one."""
+    executor, delivery, release = (
+        Executor(auto_acknowledge=True),
+        build_delivery(),
+        threading.Event(),
+    )
+    executor.add("", MessageHandler(lambda _: release.wait(60)))
+
+    async def leave() -> None:
+        task = asyncio.create_task(executor.run(delivery))
+        await until(lambda: executor.functions, "it has begun")
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    executor.close()
+    assert list(executor.functions) == [delivery]
+    release.set()
+    asyncio.run(until(lambda: not executor.functions, "it has returned"))
+
+
+async def test_a_function_whose_thread_cannot_be_started_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine may have too many threads for a moment."""
+    executor = Executor(auto_acknowledge=True)
+    executor.add("", MessageHandler(lambda _: None))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            await executor.run(build_delivery())
+    assert executor.functions == {}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -715,6 +715,61 @@ def test_who_waits_for_a_run_that_was_left_behind_waits_for_no_other() -> None:
             assert left == {"none": all_left, "quick": ["slow"], "slow": []}[name]
 
     play(story)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_action_that_outlives_its_event_loop_is_waited_for_in_the_next(
+    is_async: bool,
+) -> None:
+    """A plain function until it has returned; a coroutine has ended with its loop."""
+    release = threading.Event()
+    executor: ActionExecutor
+
+    def act() -> None:
+        release.wait(60)
+
+    async def refuse() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def leave() -> list[str]:
+        run = executor.run(build_context(), timeout=None, retries=0, listener=ActionNotes())
+        task = asyncio.create_task(run)
+        await until(lambda: executor.running, "it has begun")
+        task.cancel()
+        await asyncio.wait([task])
+        # Otherwise it is logged that nobody will end it.
+        for each in asyncio.all_tasks():
+            cast("Any", each)._log_destroy_pending = False
+        return executor.list_running()
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(executor.wait("e1"))
+        await asyncio.sleep(0)
+        assert executor.is_running("e1") is not is_async
+        assert waiting.done() is is_async
+        release.set()
+        async with asyncio.timeout(60):
+            await waiting
+
+    executor = ActionExecutor(
+        refuse if is_async else act,
+        components=Components.system(),
+        threads=UserThreads(),
+        grace=0.01,
+    )
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(leave())
+    loop.close()
+    asyncio.run(wait())
+    assert executor.list_running() == []
+    if not is_async:
+        outcome = asyncio.run(
+            executor.run(build_context(), timeout=None, retries=0, listener=ActionNotes())
+        )
+        assert outcome.status == "success"
+        assert executor._calls == {}
 
 
 def test_a_coroutine_that_never_ends_is_left_behind() -> None:
