@@ -120,8 +120,11 @@ async def test_a_run_that_ends_before_the_first_look_was_waited_for(
 async def test_a_run_that_ends_at_the_last_moment_is_seen(
     monkeypatch: pytest.MonkeyPatch, timeout: float, has_ended: bool
 ) -> None:
-    """The last look comes after the timeout, and the waits before it end with that."""
-    clock, waits = FakeClock(), list[float]()
+    """The last look comes after the timeout, and the waits before it end with that.
+
+    Who gives up, however soon, has looked for the reason.
+    """
+    clock, waits, examined = FakeClock(), list[float](), list[float]()
     components = msgspec.structs.replace(Components.system(), clock=clock)
     store = MemoryStore(components=components)
     jobs, began = await open_job(Statistics(), store), clock.mono_seconds
@@ -144,6 +147,7 @@ async def test_a_run_that_ends_at_the_last_moment_is_seen(
 
     async def examine(*_: object) -> None:
         """Find nothing wrong with the fleet."""
+        examined.append(clock.mono_seconds - began)
 
     requested = RequestedRun("job")
     monkeypatch.setattr(jobs, "request_run", ask)
@@ -152,6 +156,8 @@ async def test_a_run_that_ends_at_the_last_moment_is_seen(
     entry = await requested.follow(store, components, status, jobs, timeout)
     assert (None if entry is None else entry.status) == ("success" if has_ended else None)
     assert sum(waits) == pytest.approx(timeout)
+    if not has_ended:
+        assert examined[-1:] == [pytest.approx(timeout, abs=1e-4)]
     assert min(waits) > 0
 
 
