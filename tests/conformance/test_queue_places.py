@@ -66,6 +66,7 @@ PAGES_DIFFER = {
     "test_several_messages_of_a_group_may_be_in_work": _GROUPS,
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
     "test_a_lower_limit_of_groups_counts_those_in_work": _GROUPS,
+    "test_as_many_follow_as_heads_of_a_group_end_together": _GROUPS,
     "test_a_rate_counts_on_after_its_clock_has_changed": _LIMITS,
     "test_a_transaction_in_doubt_reads_what_became_of_its_message": _SQL,
     "test_a_result_is_announced_to_those_who_wait_elsewhere": _SQL,
@@ -1661,6 +1662,40 @@ async def test_several_messages_of_a_group_may_be_in_work(
     assert set((await backend.count()).keys()) <= {"completed", "dead", "cancelled"}
     await push(backend, "again-1", "again-2", "again-3", "again-4", group="a")
     assert len(await claim(backend)) == most
+
+
+@pytest.mark.parametrize("most", [2, 3])
+@pytest.mark.parametrize("call", ["settle", "settle a mix", "purge", "cancel", "end claims"])
+async def test_as_many_follow_as_heads_of_a_group_end_together(
+    location: QueueLocation, call: str, most: int
+) -> None:
+    """Each place is free again, also of a batch in which other groups have ends."""
+    backend = await location.open("emails", limits=QueueLimits(group_concurrency=most))
+    await push(backend, *[f"a{n}" for n in range(2 * most + 1)], group="a", max_attempts=1)
+    await push(backend, "b0", "b1", group="b", max_attempts=1)
+    if call == "end claims":
+        for suspects in (False, True):
+            await claim(backend, suspects=suspects)
+            await backend.end_claims({ME})
+    else:
+        heads = [each for each in await claim(backend) if each.value["n"][0] == "a"]
+        match call:
+            case "settle":
+                await settle(backend, heads)
+            case "settle a mix":
+                moves: Sequence[Transition] = ("bury", "complete", "cancel")
+                batch = [
+                    Settlement(receipt=each.receipt, move=move)
+                    for each, move in zip(heads, moves, strict=False)
+                ]
+                assert all(await backend.settle(batch))
+            case "purge":
+                await backend.purge(["claimed"])
+            case _:
+                for each in heads:
+                    await backend.cancel(each.id)
+    following = [each for each in values(await claim(backend)) if each[0] == "a"]
+    assert following == [f"a{n}" for n in range(most, 2 * most)]
 
 
 async def test_a_lower_limit_of_groups_counts_those_in_work(location: QueueLocation) -> None:

@@ -165,6 +165,19 @@ async def test_payloads_are_dropped_when_all_are_settled(
     assert dead.value == again.value == "é" * size
 
 
+@pytest.mark.parametrize("size", [1, 10_000])
+async def test_a_purge_drops_the_payloads_of_all_claims(
+    location: SqliteQueues, backend: QueueBackend, size: int
+) -> None:
+    """Of several claims, small or large; nothing of them stays in the file."""
+    await backend.push(new_messages(*"abc", value="x" * size))
+    for _ in range(3):
+        await claim(backend, 1)
+    assert await backend.purge(["claimed"]) == 3
+    assert location.execute("SELECT payloads FROM {}.jobsync_claim") == [(None,)] * 3
+    assert location.execute("SELECT count(*) FROM {}.jobsync_claim_payload") == [(0,)]
+
+
 async def test_each_message_has_its_own_time_of_completion(
     location: SqliteQueues, backend: QueueBackend
 ) -> None:

@@ -1252,6 +1252,19 @@ async def test_progress_waits_for_a_renewal_that_succeeds(location: PagesQueues)
     assert await find() == 0.2
 
 
+async def test_progress_of_others_is_stored_after_a_settlement(location: PagesQueues) -> None:
+    """What waits for the next renewal is forgotten of the settled message alone."""
+    _, worker = await open_counting(location)
+    await worker.push(new_messages(1, 2, 3))
+    messages = await claim(worker)
+    await worker.report_progress([ProgressReport(each.receipt, 0.5, "") for each in messages])
+    await settle_all(worker, messages[:1])
+    await worker.clear_progress(["id-1"])
+    assert await worker.extend([each.receipt for each in messages[1:]], 30) == [True, True]
+    found = [await worker.get(f"id-{number}") for number in (1, 2, 3)]
+    assert [info and info.progress for info in found] == [None, 0.5, 0.5]
+
+
 async def test_a_message_is_shown_as_it_is_where_it_has_moved_to(location: PagesQueues) -> None:
     """Also while the page that it leaves does not know that it has arrived."""
     counting, dying = await open_counting(location)

@@ -62,6 +62,19 @@ def test_a_claim_takes_what_waited_first_and_is_found_again() -> None:
     assert claim(page, "c2")[1] == ["c"]
 
 
+def test_a_message_that_waited_comes_before_older_ones_that_are_ready() -> None:
+    """A claim of fewer than there are leaves the newest of those that have not waited."""
+    delayed = [
+        NewMessage(id=name, value=1, max_attempts=4, delay=delay)
+        for name, delay in (("a", 0.0), ("b", 0.0), ("c", 5.0), ("d", 500.0))
+    ]
+    claimant = Claimant(id="c1", session="s", visibility=30.0, limit=2)
+    page = changes.new_page("birth", delayed, NOW)
+    after, found = changes.claim(page, claimant, NOW + 10)
+    assert [each.id for each in found] == ["a", "c"]
+    assert claim(after, "c2")[1] == ["b"]
+
+
 def test_only_due_messages_of_the_requested_kind_are_claimed() -> None:
     """By delay, by task, and suspects apart from others."""
     page = push("a", delay=50)
@@ -203,10 +216,10 @@ def test_errors_do_not_outgrow_the_page() -> None:
     for attempt in range(2):
         page, found = claim(page, f"c{attempt}", 1000)
         for name in found:
-            page, _ = settle(page, name, f"c{attempt}", "retry", error="x" * 5000)
+            page, _ = settle(page, name, f"c{attempt}", "retry", error=f"{attempt}" * 5000)
     size = sum(len(failure.error) for each in page.messages for failure in each.errors)
     assert size <= 64 * 1024
-    assert all(each.errors for each in page.messages)
+    assert [[each.attempt for each in message.errors] for message in page.messages] == [[2]] * 200
     assert all(each.value for each in page.messages)
 
 
