@@ -177,7 +177,6 @@ MOVES: tuple[Transition, ...] = ("complete", "retry", "bury", "release")
 ANYWHERE: dict[str, Operation] = {
     "push": Operation(_nothing, _push_mine(ALL)),
     "push one": Operation(_nothing, _push_mine("b")),
-    "push with a priority": Operation(_nothing, _push_mine(ALL, priority=3)),
     "push with a key": Operation(_nothing, _push_mine("b", key="k")),
     "push in place of another": Operation(_hold_key, _push_mine("b", key="k", replace=True)),
     "claim": Operation(_push(), lambda stage: claim(stage.mine)),
@@ -201,7 +200,6 @@ ANYWHERE: dict[str, Operation] = {
     "run now": Operation(_push(delay=500), lambda stage: stage.mine.run_now(stage.name("h"))),
     "redrive": Operation(dead, lambda stage: stage.mine.redrive()),
     "redrive one": Operation(dead, lambda stage: stage.mine.redrive([stage.name("b")])),
-    "purge": Operation(_push(), lambda stage: stage.mine.purge(["ready", "waiting"])),
     "purge what is claimed": Operation(partly, lambda stage: stage.mine.purge(["claimed"])),
     "purge what is completed": Operation(partly, lambda stage: stage.mine.purge(["completed"])),
 }
@@ -212,12 +210,11 @@ IN_GROUPS: dict[str, Operation] = {
     "claim heads": Operation(
         _in_turn(_push("abc", group="g"), _push("de", group="h")), lambda stage: claim(stage.mine)
     ),
-    **{f"{move} heads": Operation(_HEADS, _settle(ALL, move)) for move in MOVES},
+    **{f"{move} heads": Operation(_HEADS, _settle(ALL, move)) for move in MOVES[:3]},
     "end the claims of heads": Operation(_HEADS, lambda stage: stage.mine.end_claims([ME])),
     "cancel a head": Operation(_HEADS, lambda stage: stage.mine.cancel(stage.name("a"))),
     "cancel the next": Operation(_HEADS, lambda stage: stage.mine.cancel(stage.name("b"))),
     "purge heads": Operation(_HEADS, lambda stage: stage.mine.purge(["claimed"])),
-    "purge the next": Operation(_HEADS, lambda stage: stage.mine.purge(["blocked"])),
 }
 
 ASKS_TWICE = {
@@ -270,23 +267,29 @@ MEANWHILE: Mapping[str, Step] = {
     "hold the key": _hold_the_key,
     "redrive": lambda stage: stage.other.redrive(),
 }
-NOTHING_TO_DO = {
+ONLY_DURING = {
+    "purge what is live": "push claim retry release end extend run redrive",
+    "purge what is finished": "complete bury cancel delete purge",
+    "end the claims and claim": "push claim complete retry bury end extend redrive",
     "claim and complete": "push redrive run",
     "claim and bury": "push redrive run",
     "hold the key": "push",
     "redrive": "redrive delete bury cancel purge",
 }
-"""What changes something only while these operations, by their first words, are repeated."""
-NOT_ONE_WRITE = {"claim", "claim a part", "run now", "purge"}
+"""What is worth a try only during these operations, by their first words."""
+ALSO_WITHOUT_A_REQUEST = {"push", "claim", "complete", "retry the rest", "extend", "end claims"}
+"""Operations of which the request is lost, too, so that they are repeated after all that."""
+NOT_ONE_WRITE = {"claim", "claim a part", "run now"}
 """Operations on several pages: others may change one in between. A purge leaves what moves."""
 
 
 def _list_cases(name: str) -> Iterator[tuple[Loss, str]]:
     """Yield what is lost, and what happens meanwhile."""
     for what in MEANWHILE:
-        if name.split(maxsplit=1)[0] in NOTHING_TO_DO.get(what, name).split():
+        if name.split(maxsplit=1)[0] in ONLY_DURING.get(what, name).split():
             yield "reply", what
-    yield "request", "something else to each"
+    if name in ALSO_WITHOUT_A_REQUEST:
+        yield "request", "something else to each"
 
 
 class Ending(NamedTuple):
