@@ -67,6 +67,7 @@ PAGES_DIFFER = {
     "test_redriven_messages_of_a_group_keep_its_limit": _GROUPS,
     "test_a_lower_limit_of_groups_counts_those_in_work": _GROUPS,
     "test_as_many_follow_as_heads_of_a_group_end_together": _GROUPS,
+    "test_whichever_head_is_taken_away_the_next_comes": _GROUPS,
     "test_a_rate_counts_on_after_its_clock_has_changed": _LIMITS,
     "test_a_transaction_in_doubt_reads_what_became_of_its_message": _SQL,
     "test_a_result_is_announced_to_those_who_wait_elsewhere": _SQL,
@@ -1662,6 +1663,26 @@ async def test_several_messages_of_a_group_may_be_in_work(
     assert set((await backend.count()).keys()) <= {"completed", "dead", "cancelled"}
     await push(backend, "again-1", "again-2", "again-3", "again-4", group="a")
     assert len(await claim(backend)) == most
+
+
+@pytest.mark.parametrize("call", ["cancel", "delete", "purge"])
+async def test_whichever_head_is_taken_away_the_next_comes(
+    location: QueueLocation, call: str
+) -> None:
+    """A message of a task or none, with a priority or none, that waits or is ready."""
+    backend = await location.open("emails")
+    kinds = [(task, rank, delay) for task in ("", "a") for rank in (0, 3) for delay in (0, 60)]
+    for number, (task, rank, delay) in enumerate(kinds):
+        group = f"group-{number}"
+        head = new(f"head-{number}", task=task, priority=rank, delay=delay, group=group)
+        await backend.push([head, new(number, group=group)])
+    if call == "purge":
+        assert await backend.purge(["ready", "waiting"]) == len(kinds)
+    else:
+        for number in range(len(kinds)):
+            assert await getattr(backend, call)(f"id-head-{number}")
+    found = await claim(backend, 20, tasks=["", "a"])
+    assert sorted(values(found)) == [*range(len(kinds))]
 
 
 @pytest.mark.parametrize("most", [2, 3])
