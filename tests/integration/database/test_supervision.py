@@ -242,6 +242,29 @@ async def test_the_first_of_several_errors_is_the_cause_each_time(database: Data
     assert database.unready() == ["the database is not connected"]
 
 
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_listener_that_is_called_just_before_the_end_has_time_to_finish(
+    components: Components, turns: int
+) -> None:
+    """However many steps it takes; it is neither cut off nor left behind."""
+    supervisor = Supervisor(components)
+    await supervisor.start()
+    tasks = asyncio.all_tasks()
+    told: list[str] = []
+
+    async def listen(event: DatabaseFailed) -> None:
+        told.append("begins")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        told.append(event.error)
+
+    components.events.on("db:failed", listen)
+    components.events.emit(DatabaseFailed(error="ends"))
+    await supervisor.stop()
+    assert told == ["begins", "ends"]
+    assert asyncio.all_tasks() <= tasks
+
+
 async def test_a_listener_that_comes_too_late_is_not_begun(components: Components) -> None:
     """It was called just before the end, from another thread; nobody would wait for it."""
     supervisor = Supervisor(components)

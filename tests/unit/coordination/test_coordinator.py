@@ -270,38 +270,46 @@ async def test_a_session_shows_how_often_a_hook_has_raised_in_a_row() -> None:
     ]
 
 
-@pytest.mark.parametrize("hanging", ["on_become", "work", "on_stop"])
-async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str) -> None:
-    """Whichever hook hangs, and though it is not cancelled by the end of the term."""
+@pytest.mark.parametrize(
+    ("hanging", "count"), [("on_become", 1), ("work", 1), ("on_stop", 1), ("on_stop", 3)]
+)
+async def test_a_leave_that_is_cancelled_ends_every_hook(hanging: str, count: int) -> None:
+    """Whichever hook hangs, of each work, and though the end of the term does not cancel it."""
     tasks = asyncio.all_tasks()
-    hangs, ended = asyncio.Event(), asyncio.Event()
+    hanging_now, ended = set[int](), set[int]()
 
-    async def hang(_: Term) -> None:
-        hangs.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            # It cleans up for ever, although its term is over.
-            if hanging != "on_stop":
-                with suppress(asyncio.CancelledError):
-                    await asyncio.Event().wait()
-            ended.set()
+    def build_hook(number: int) -> Any:
+        async def hang(_: Term) -> None:
+            hanging_now.add(number)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                # It cleans up for ever, although its term is over.
+                if hanging != "on_stop":
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.Event().wait()
+                ended.add(number)
 
-    hooks: dict[str, Any] = {hanging: hang}
+        return hang
+
     membership = await Membership.join("memory://", skip_cold_start=True, **QUICK)
-    report = await membership.coordinate("report", Hooks(**hooks))
-    await until(lambda: report.is_coordinator, "it leads")
+    hooks: list[dict[str, Any]] = [{hanging: build_hook(number)} for number in range(count)]
+    reports = [
+        await membership.coordinate(f"report {number}", Hooks(**each))
+        for number, each in enumerate(hooks)
+    ]
+    await until(lambda: all(each.is_coordinator for each in reports), "it leads")
     if hanging != "on_stop":
-        await hangs.wait()
+        await until(lambda: len(hanging_now) == count, "all hooks hang")
     leaving = asyncio.ensure_future(membership.leave())
-    await hangs.wait()
-    await until(lambda: not report.is_coordinator, "its term is over")
-    assert not ended.is_set()
+    await until(lambda: hanging_now, "a hook hangs")
+    await until(lambda: not reports[0].is_coordinator, "its term is over")
+    assert ended == set()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
     await until(lambda: asyncio.all_tasks() == tasks, "all tasks end")
-    assert ended.is_set()
+    assert ended == hanging_now
     await until(lambda: membership.has_ended, "its session ends")
 
 

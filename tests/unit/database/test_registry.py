@@ -147,6 +147,7 @@ class Wanting(Plugin):
         self.rule = rule
 
     def choose_rules(self, definition: Definition) -> list[Rule]:
+        del definition
         return [self.rule]
 
 
