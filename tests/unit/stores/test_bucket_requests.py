@@ -315,6 +315,30 @@ async def test_small_objects_of_others_do_not_hide_a_tombstone(
     assert read == ["prefix/r2/n/z"]
 
 
+@pytest.mark.parametrize("damaged", ["", "a", "b", "c", "ac", "abc"])
+async def test_damaged_objects_do_not_keep_tombstones_from_being_removed(
+    store: ObjectsStore, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """Wherever they are in the listing; they are left as they are."""
+    removed: list[str] = []
+
+    def get(name: str, _: str) -> "asyncio.Future[Any]":
+        data = b"damaged" if name[-1] in damaged else b'["nnnnnnnnnnnn",1,0,1]'
+        return answer(StoredObject('"1"', len(data), data))
+
+    async def delete_unchanged(targets: Sequence[Any]) -> list[None]:
+        removed.extend(name[-1] for name, _ in targets)
+        return [None for _ in targets]
+
+    list_pages(bucket, monkeypatch, [[listed(name, age=9_000) for name in "abc"], []])
+    bucket.latest_seen = TIME
+    monkeypatch.setattr(bucket, "get", get)
+    monkeypatch.setattr(bucket, "delete_unchanged", delete_unchanged)
+    expected = sorted(set("abc") - set(damaged))
+    assert await store.bury("n/") == len(expected)
+    assert removed == expected
+
+
 LISTED_PAGES = [["a", "b/x", "b"], ["c", "z/y"], ["d"], ["e", "f"]]
 
 
