@@ -243,7 +243,8 @@ class Job(JobInspection):
 
         Returns at once. `can_claim_task` returns False from now on, and a loop over `tasks`
         ends after the current task; so the block reaches its normal end, which marks the
-        finished tasks. Safe to repeat, from any thread.
+        finished tasks. Before the block, it does the same to the next one: that takes nothing.
+        Safe to repeat, from any thread.
         """
         self._is_stopping = True
         background, node = self._background, self._node

@@ -97,7 +97,6 @@ class JobLifecycle:
             clear_locks: whether the pins that this node has created are removed.
         """
         self._background = Background(f"jobsync-{self.node_name}", _build_left_error)
-        self._is_stopping = False
         self._enter_by = self.components.clock.mono() + self._wait_on_enter
         try:
             url, origin = resolve_url(self.settings.reveal_url())
@@ -198,6 +197,7 @@ class JobLifecycle:
             await records.close()
             raise
         self._node = node
+        self._retire_if_stopped(node)
 
     async def _join(self) -> None:
         """Open a session and create the node."""
@@ -244,8 +244,7 @@ class JobLifecycle:
         node = self._node
         if not isinstance(node, JobNode):
             return
-        # `stop` may have been called before there was a node.
-        node.is_retiring = self._is_stopping
+        self._retire_if_stopped(node)
         await node.start(self._wait_left)
         is_ready = await node.wait_until_ready(self._wait_left)
         minimum = self.settings.minimum_nodes
@@ -255,6 +254,11 @@ class JobLifecycle:
                 f"wait_on_enter={self._wait_on_enter:g} s; start the others, or wait longer"
             )
         self._report_no_tokens(node, is_ready=is_ready)
+
+    def _retire_if_stopped(self, node: JobNode | LocalNode) -> None:
+        """Claim nothing if `stop` was called before there was a node."""
+        if self._is_stopping:
+            node.is_retiring = True
 
     def _report_no_tokens(self, node: JobNode, *, is_ready: bool) -> None:
         """Warn if this node has nothing to do although it should."""
@@ -284,6 +288,8 @@ class JobLifecycle:
         background, self._background = self._background, None
         if background is None:
             return
+        # Not when it is entered: a signal may come just before.
+        self._is_stopping = False
         node, self._node = self._node, None
         membership, self._membership = self._membership, None
         views, self._views = self._views, None

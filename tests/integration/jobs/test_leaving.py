@@ -14,7 +14,10 @@ import pytest
 from proxy import Proxy
 from servers import PostgresServer
 
-from jobsync import CoordinationConfig, Invalid, Job, Unavailable
+from jobsync import CoordinationConfig, Invalid, Job, Unavailable, open_store
+from jobsync.coordination import membership
+from jobsync.jobs import job_lifecycle
+from jobsync.jobs.sql_views import SqlViews
 
 DAY = date(2026, 1, 5)
 QUICK = CoordinationConfig(
@@ -162,7 +165,6 @@ def test_a_job_can_be_entered_again(memory: str, states: Read, is_enabled: bool)
     """However it was used before: it joins again, has its tokens and does tasks."""
     config = CoordinationConfig(total_tokens=10, enabled=is_enabled)
     job = make(memory, coordination_config=config)
-    job.stop()
     ends: list[Callable[[], object]] = [
         lambda: None,
         job.stop,
@@ -258,12 +260,39 @@ def test_stopping_ends_loops_normally(memory: str, states: Read) -> None:
     assert states() == {"x": "done"}
 
 
-def test_stopping_before_entering_takes_nothing(memory: str) -> None:
-    """A signal may come while a job is being entered: it takes no tokens."""
-    job = make(memory, lock_provider=lambda job: job.stop())
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("moment", ["before", "meanwhile", "while it is left"])
+def test_stopping_before_entering_takes_nothing(
+    memory: str, monkeypatch: pytest.MonkeyPatch, moment: str, is_enabled: bool
+) -> None:
+    """A signal may come before or while a job is being entered. The block after that works."""
+    job = make(memory, coordination_config=CoordinationConfig(enabled=is_enabled, total_tokens=10))
+
+    async def interrupt(*arguments: Any) -> Any:
+        job.stop()
+        return await open_store(*arguments)
+
+    def stop_late(views: SqlViews) -> None:
+        job.stop()
+        close(views)
+
+    close = SqlViews.close
+
+    if moment == "before":
+        job.stop()
+    elif moment == "meanwhile":
+        monkeypatch.setattr(membership if is_enabled else job_lifecycle, "open_store", interrupt)
+    else:
+        with job, monkeypatch.context() as patch:
+            patch.setattr(SqlViews, "close", stop_late)
+            job.__exit__(None, None, None)
     with job:
+        assert not job.can_claim_task("x")
         assert list(job.tasks(["x"])) == []
-        assert job.my_tokens == set()
+        assert not is_enabled or job.my_tokens == set()
+    monkeypatch.undo()
+    with job:
+        assert [task.id for task in job.tasks(["x"])] == ["x"]
 
 
 def test_a_call_that_waits_while_the_job_is_left_ends(memory: str) -> None:
