@@ -190,6 +190,7 @@ class JobLifecycle:
             self.components.clock,
             records,
             once_per_date=self._once_per_date,
+            is_observer=self._is_observer,
         )
         try:
             await node.start()

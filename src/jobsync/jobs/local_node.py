@@ -5,7 +5,8 @@ is recorded there, beside the claims of fleets, before `finish` returns; so audi
 views show it, and later nodes of any kind find it done. Otherwise the ends are known only to this
 process. A task that failed is never marked as done later, also if its end cannot be recorded at
 first. Nothing keeps other nodes from doing the same tasks. A task that a live node of a fleet
-is doing is not recorded, and an event reports it: only a claim's owner may end it.
+is doing is not recorded, and an event reports it: only a claim's owner may end it. An observer
+owns nothing.
 """
 
 import asyncio
@@ -74,16 +75,17 @@ class LocalRecords(Protocol):
 
 
 class LocalNode:
-    """A node without a fleet. It owns every task.
+    """A node without a fleet. It owns every task, or none.
 
     Call `start` first.
 
     Args:
-        total: the number of tokens; it owns all.
+        total: the number of tokens; it owns all, unless it observes.
         token_of: returns a task's token.
         clock: when tasks start.
         records: the ends of its tasks; in memory by default.
         once_per_date: whether a task that is done is never done again.
+        is_observer: whether it owns nothing.
     """
 
     is_leader = True
@@ -101,8 +103,9 @@ class LocalNode:
         records: LocalRecords | None = None,
         *,
         once_per_date: bool = False,
+        is_observer: bool = False,
     ) -> None:
-        self.tokens = frozenset(range(total))
+        self.tokens = frozenset(() if is_observer else range(total))
         self.token = token_of
         self._clock = clock
         self._records = records or MemoryRecords()
@@ -129,7 +132,7 @@ class LocalNode:
 
     def can_claim(self, task: str) -> bool:
         """Whether a task may be done now: not while it runs, nor after `retire`."""
-        if self.is_retiring or task in self._running:
+        if self.is_retiring or task in self._running or not self.tokens:
             return False
         return not (self._once_per_date and task in self._done)
 
@@ -145,6 +148,8 @@ class LocalNode:
         Raises:
             OutcomeUnknown, Unavailable: nothing was claimed, for lack of an answer of the store.
         """
+        if not self.tokens:
+            return dict.fromkeys(tasks, "an observer claims nothing")
         if not self._failed.keys().isdisjoint(tasks):
             await self._record_failed()
         done: dict[str, str] = {}

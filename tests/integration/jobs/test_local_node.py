@@ -16,7 +16,15 @@ import pytest
 from chance import FakeClock
 from claim_nodes import FaultyStore
 
-from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable, open_store
+from jobsync import (
+    ClaimLost,
+    Components,
+    CoordinationConfig,
+    Job,
+    Misconfigured,
+    Unavailable,
+    open_store,
+)
 from jobsync.core.assignment import HASH_FUNCTIONS, token_maker
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
@@ -148,6 +156,27 @@ def test_once_per_date_holds_across_runs(url: str) -> None:
             "b": 1,
             "c": 1,
         }
+
+
+@pytest.mark.parametrize("config", [ALONE, FLEET])
+def test_an_observer_claims_nothing(memory: str, config: CoordinationConfig) -> None:
+    """With or without a fleet; it reads what others have done, and removes what is old."""
+    with alone(memory) as job:
+        job.add_task("x")
+    with Job(
+        "watcher", "s", date=DAY, url=memory, coordination_config=config, observer=True
+    ) as job:
+        assert job.my_tokens == set()
+        assert job.health_ready() == ({"status": "ready", "node": "watcher", "token_count": 0}, 200)
+        assert not job.can_claim_task("y")
+        for claim in (job.add_task, job.set_claim, lambda task: job.task(task).__enter__()):
+            with pytest.raises(ClaimLost):
+                claim("y")
+        assert job.add_tasks(["y", "z"]) == []
+        assert list(job.tasks(["x"])) == []
+        assert ids(job.get_audit()) == ["x"]
+        assert job.incomplete_tasks() == []
+        assert job.forget(older_than_days=1)["claims"] == 0
 
 
 @pytest.mark.parametrize("config", [ALONE, FLEET])
