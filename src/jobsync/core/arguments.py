@@ -28,6 +28,9 @@ _DAY: Seconds = 86_400.0
 LONGEST_DELAY: Seconds = 366 * _DAY
 """The longest delay or timeout that is accepted."""
 
+_LARGEST_COUNT = 2**53
+"""Larger whole numbers are not exact as JSON numbers, or no floats at all."""
+
 _MOST_DAYS = 1_000_000
 """So that the time that many days before or after today has a date in every database."""
 
@@ -35,9 +38,11 @@ _is_resource_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
 
 def check_count(field: str, value: object, *, least: int, most: int | None = None) -> None:
-    """Check a whole number."""
-    if type(value) is not int or value < least or (most is not None and value > most):
-        wanted = f"{least} or more" if most is None else f"{least} to {most:,}"
+    """Check a whole number; without `most` it must be one that every store can hold."""
+    largest = _LARGEST_COUNT if most is None else most
+    if type(value) is not int or not least <= value <= largest:
+        has_bound = most is not None or (type(value) is int and value > largest)
+        wanted = f"{least} to {largest:,}" if has_bound else f"{least} or more"
         raise Invalid(field, value, f"must be {wanted}", "pass a whole number")
 
 

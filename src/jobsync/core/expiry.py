@@ -18,6 +18,7 @@ now. So it stays due until the move is complete, also if its rule is changed mea
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
@@ -234,7 +235,8 @@ class ExpiryOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_time(value: Json) -> Seconds | None:
     """Return a time in seconds since 1970; None if the value is not a time."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) else None
+        # Compared before it is converted: no float is as large as some whole numbers.
+        return float(value) if abs(value) <= sys.float_info.max else None
     if not isinstance(value, str):
         return None
     # Hour 24 is valid in some versions of Python only, and all processes must agree.

@@ -2,6 +2,8 @@
 
 import datetime as dt
 import inspect
+import math
+import sys
 from collections.abc import Hashable
 from typing import Any
 
@@ -175,10 +177,12 @@ def read_seconds(field: str, value: object) -> float:
     """Return a duration in seconds.
 
     Raises:
-        Invalid: it is not a number, or negative.
+        Invalid: it is not a number, negative, or larger than any float.
     """
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
-    if isinstance(seconds, int | float) and seconds >= 0:
+    if isinstance(seconds, int | float) and (
+        0 <= seconds <= sys.float_info.max or seconds == math.inf
+    ):
         return seconds
     raise Invalid(field, value, "is not a duration", "pass seconds, 0 or more")
 

@@ -1,6 +1,7 @@
 """Arguments that cannot be compared, shown or converted are refused before any write."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -129,3 +130,24 @@ async def test_a_huge_time_to_live_is_refused() -> None:
             await storage.set("a", 1, ttl=HUGE)
         with pytest.raises(Invalid, match="by must be a number"):
             await storage.increment("n", HUGE)
+
+
+@pytest.mark.parametrize("value", [HUGE, -HUGE, 2**53 + 1])
+async def test_a_number_that_no_float_can_hold_is_refused_as_a_time(value: int) -> None:
+    """However a record with an expiry is written; nothing is."""
+    ttl = TTLPlugin(resources={"field": {"field": "at"}, "since": {"ttl": 5, "field": "at"}})
+    async with Database("memory://", plugins=[ttl]) as db:
+        for name in ("field", "since"):
+            resource = await db.create_resource(name)
+            await resource.insert({"id": "a", "at": 5})
+            record = {"id": "b", "at": value}
+            calls: list[Callable[[], Awaitable[Any]]] = [
+                partial(resource.insert, record),
+                partial(resource.insert_many, [record]),
+                partial(resource.update, "a", {"at": value}),
+                partial(resource.replace, "a", {"at": value}),
+            ]
+            for call in calls:
+                with pytest.raises(Invalid, match=r"at must be within ±2⁵³ .*Store it as text"):
+                    await call()
+            assert [each["at"] for each in await resource.list()] == [5]

@@ -1,6 +1,7 @@
 """The arguments of a job: where settings come from, and which values are refused."""
 
 import datetime as dt
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -205,6 +206,8 @@ def _yield(_: object) -> Iterator[None]:
         ({"date": "2026-01-05"}, "is not a date (got '2026-01-05'). Pass a datetime.date"),
         ({"wait_on_enter": -1}, "wait_on_enter is not a duration (got -1)"),
         ({"wait_on_exit": "5"}, "wait_on_exit is not a duration (got '5')"),
+        ({"wait_on_enter": 10**400}, "wait_on_enter is not a duration (got 1000"),
+        ({"wait_on_exit": math.nan}, "wait_on_exit is not a duration (got nan)"),
         ({"on_rebalance": 1}, "on_rebalance must be callable (got 1)"),
         ({"lock_provider": "x"}, "lock_provider must be callable (got 'x')"),
         (

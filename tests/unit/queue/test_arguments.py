@@ -78,6 +78,9 @@ def test_a_number_may_have_an_upper_limit() -> None:
         check_count("limit", 0, least=1)
     with pytest.raises(Invalid, match=r"limit must be 1 to 1,000 \(got 1001\)"):
         check_count("limit", 1001, least=1, most=1000)
+    check_count("limit", 2**53, least=1)
+    with pytest.raises(Invalid, match=r"limit must be 1 to 9,007,199,254,740,992 \(got 1000"):
+        check_count("limit", 10**400, least=1)
 
 
 @pytest.mark.parametrize("name", ["a", "Z", "a1", "a_-", "a" * 100])
