@@ -495,7 +495,7 @@ _URL = "postgresql://ann:hunter2@db/x"
         lambda url: asyncio.run(Membership.join(url)),
         lambda url: CoordinationConfig(url=url),
         lambda url: CoordinationConfig(host=url, dbname="x"),
-        lambda url: CoordinationConfig(dbnam=url),
+        lambda url: CoordinationConfig(dbnam=url),  # type: ignore[call-arg]
     ],
     ids=["url", "connection", "open_store", "join", "config", "host", "unknown"],
 )

@@ -268,6 +268,7 @@ class Coordinator:
 
         Raises:
             NotFound: no such live worker is a candidate for this work.
+            OutcomeUnknown: the request to hand over may or may not be stored; call again.
             Invalid: this coordinator was stopped, so it no longer learns who leads.
             Unavailable: its session has ended.
         """
@@ -275,20 +276,33 @@ class Coordinator:
         self._membership.refresh()
         if not force:
             return await self._wait_for_leader()
-        role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
-        candidates = Candidates(store, self._corruption_log.report)
-        workers = [worker_of(each) for each in await candidates.list_for(name)]
-        if desired_coordinator not in {None, *workers}:
-            raise NotFound("worker for this work", str(desired_coordinator), workers)
-        if role is None or role.owner is None:
-            return None
-        if worker_of(role.owner) != desired_coordinator:
+        if desired_coordinator == self.worker_id and isinstance(self.election, Election):
+            await self._wait_until_candidate()
+        while True:
+            role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
+            candidates = Candidates(store, self._corruption_log.report)
+            workers = [worker_of(each) for each in await candidates.list_for(name)]
+            if desired_coordinator not in {None, *workers}:
+                raise NotFound("worker for this work", str(desired_coordinator), workers)
+            if role is None or role.owner is None:
+                return None
+            leader = worker_of(role.owner)
             request = HandoverRequest(
                 epoch=role.epoch, by=self.worker_id, desired=desired_coordinator, forced=True
             )
-            if not await request_handover(store, name, request):
-                raise OutcomeUnknown(name, "the request to hand over")
-        return worker_of(role.owner)
+            if leader == desired_coordinator or await request_handover(store, name, request):
+                return leader
+            # Somebody else has asked meanwhile, perhaps for another worker.
+
+    async def _wait_until_candidate(self) -> None:
+        """Wait until others can see this candidacy: the next heartbeat tells of it."""
+        timing = self._membership.timing
+        until = self._clock.mono() + timing.timeout
+        while self._clock.mono() < until and not self._is_stopping and not self.withheld:
+            if self.election.name in self._membership.session.recorded_works:
+                return
+            self._membership.check()
+            await self._clock.sleep(timing.heartbeat / 100)
 
     async def _wait_for_leader(self) -> str:
         while (leader := self.coordinator_id) is None:

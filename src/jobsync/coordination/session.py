@@ -13,7 +13,7 @@ void, and the process comes back as a new incarnation. A forked child holds noth
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -215,6 +215,12 @@ class Session:
             return 0.0
         left = until - self._clock.mono()
         return max(0.0, left)
+
+    @property
+    def recorded_works(self) -> Collection[str]:
+        """The roles that its record, as last written, says that it is a candidate for."""
+        base = self._base
+        return () if base is None else tuple(base.value["works"])
 
     async def open(self) -> None:
         """Write the session's record. Returns once it is stored, before it holds anything.

@@ -6,6 +6,7 @@ candidate. Nobody waits for either longer than a heartbeat interval.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -16,8 +17,8 @@ from jobsync.coordination.session import Session
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, NewerFormat
-from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown
+from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import convert_record
 
 __all__ = [
@@ -64,7 +65,13 @@ def read_request(record: Record | None, epoch: int) -> HandoverRequest | None:
 
 
 async def request_handover(store: Store, role: str, request: HandoverRequest) -> bool:
-    """Ask the holder of a role to hand over; return whether an equal request is stored."""
+    """Ask the holder of a role to hand over; return whether an equal request is stored.
+
+    It is not if somebody else has asked meanwhile.
+
+    Raises:
+        OutcomeUnknown: it may or may not be stored.
+    """
     key = f"{REQUESTS}{role}"
     base = await store.get(key, tombstones=True)
     try:
@@ -77,7 +84,7 @@ async def request_handover(store: Store, role: str, request: HandoverRequest) ->
     ):
         return True
     (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
-    return isinstance(outcome, Applied)
+    return find_applied(outcome, key) is not None
 
 
 MandateDecision: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
@@ -208,8 +215,10 @@ class HandoverRequester:
             return
         request = HandoverRequest(epoch=role.epoch, by=session.worker)
         try:
-            if await request_handover(self._store, self._role, request):
-                self._requested_epoch = role.epoch
+            # What may not be stored is asked for again at the next step.
+            with suppress(OutcomeUnknown):
+                if await request_handover(self._store, self._role, request):
+                    self._requested_epoch = role.epoch
         except Corrupt as corrupt:
             # Only a request: the mandate is renewed, and the next term may read it.
             self._report(corrupt)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,6 +26,12 @@ from jobsync.coordination.coordinator import Coordinator, StandaloneElection
 from jobsync.coordination.role import HeldTerm, Role
 from jobsync.coordination.runner import OwnThread
 from jobsync.coordination.session import HookFailure
+from jobsync.coordination.succession import (
+    REQUESTS,
+    HandoverRequest,
+    read_request,
+    request_handover,
+)
 from jobsync.core.clock import Mono
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
@@ -558,6 +564,84 @@ async def test_a_wait_for_a_coordinator_ends_with_the_session(end: str) -> None:
 
 async def _return(store: Store) -> Store:
     return store
+
+
+async def join_store(
+    store: Store, own: Callable[[Store], Store] = lambda store: store, **options: Any
+) -> Membership:
+    """Return a membership in an open store; its session's thread uses `own` of it."""
+
+    async def open_own() -> Store:
+        return own(store)
+
+    settings = CoordinatorSettings(**{**QUICK, **options})
+    membership = Membership(
+        store, Components.system(), settings, open_own=open_own, host=OwnThread()
+    )
+    await membership.start()
+    return membership
+
+
+async def test_who_has_just_become_a_candidate_can_ask_to_lead() -> None:
+    """Others see its candidacy with its next heartbeat; the request waits for that."""
+    name = "a-new-candidate"
+    first = await join_store(MemoryStore(name), min_epoch_duration=0.0, worker_timeout=60.0)
+    report = await first.coordinate("report")
+    await report.ensure_coordinator()
+    slow = Slow(MemoryStore(name))
+    slow.allowed.set()
+    second = await join_store(MemoryStore(name), lambda _: slow, worker_timeout=60.0)
+    slow.requested.clear()
+    slow.allowed.clear()
+    heir = await second.coordinate("report")
+    asking = asyncio.ensure_future(
+        heir.ensure_coordinator(force=True, desired_coordinator=second.worker_id)
+    )
+    await until(slow.requested.is_set, "its heartbeat is under way")
+    await asyncio.wait([asking], timeout=0.05)
+    slow.allowed.set()
+    assert await asking == first.worker_id
+    await until(lambda: heir.is_coordinator, "it leads")
+    await second.leave()
+    await first.leave()
+
+
+class Asked(StoreDecorator):
+    """A store in which others ask a holder to hand over, just before this one does."""
+
+    def __init__(self, inner: Store, requests: Sequence[HandoverRequest]) -> None:
+        super().__init__(inner)
+        self.requests = list(requests)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if changes[0].key.startswith(REQUESTS) and self.requests:
+            assert await request_handover(self.inner, "default/report", self.requests.pop(0))
+        return await super().write(changes)
+
+
+@pytest.mark.parametrize("desired", [["c"], ["c", "d", "e"], [None], ["b"], ["c", "b"]], ids=str)
+async def test_of_several_forced_requests_at_once_the_last_counts(
+    desired: list[str | None],
+) -> None:
+    """None of their callers is told that the outcome is unknown: it is known."""
+    inner = MemoryStore()
+    async with await join_store(inner, min_epoch_duration=60.0) as first:
+        report = await first.coordinate("report")
+        await report.ensure_coordinator()
+        assert report.election.role is not None
+        epoch = report.election.role.epoch
+        store = Asked(
+            inner,
+            [HandoverRequest(epoch=epoch, by="c", desired=each, forced=True) for each in desired],
+        )
+        async with await join_store(store, lambda _: inner) as second:
+            heir = await second.coordinate("report")
+            own = second.worker_id
+            former = await heir.ensure_coordinator(force=True, desired_coordinator=own)
+            assert former == first.worker_id
+            request = read_request(await inner.get(f"{REQUESTS}default/report"), epoch)
+            assert request is not None
+            assert (request.desired, request.forced) == (own, True)
 
 
 async def test_stopping_again_does_not_end_a_later_candidacy() -> None:
