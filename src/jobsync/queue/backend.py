@@ -105,6 +105,8 @@ class ClaimResult(msgspec.Struct, frozen=True):
     """Seconds until any worker's claim lapses; None if there are no claims."""
     more: bool
     """Whether there may be more: as many were found as requested, readable or not."""
+    rate: float | None = None
+    """Seconds until a rate allows one more, if there are any; None if no rate holds one back."""
 
     @property
     def next(self) -> float | None:

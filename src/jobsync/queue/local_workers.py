@@ -185,7 +185,7 @@ class LocalWorkers:
         deadline: Seconds | None,
         check: Callable[[], None],
     ) -> int:
-        """Handle messages until none is left; return how many.
+        """Handle messages until none is left, also of those that a rate holds back; return how many.
 
         The worker in the background stops meanwhile: its messages in flight are finished and
         counted, or returned.

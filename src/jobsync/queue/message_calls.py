@@ -287,6 +287,8 @@ class MessageCalls(ABC, Generic[RecordT]):
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; return how many.
 
+        It waits for what a rate limit holds back, and not for delays.
+
         The background worker of this process stops meanwhile: its messages in flight are
         finished and counted, or returned.
 

@@ -65,7 +65,7 @@ class Worker(ClaimHolder):
         reporter: is told what happens.
         read: returns a message as its handler reads it.
         quota: stop after this many messages.
-        until_empty: stop when there is nothing left to claim.
+        until_empty: stop when there is nothing left to claim, now or when a rate allows it.
     """
 
     def __init__(
@@ -220,9 +220,21 @@ class Worker(ClaimHolder):
             # The claimed messages start before more are requested.
             await asyncio.sleep(0)
             if not (claimed.more or self._quarantine.is_wanted):
-                if self._until_empty and not self._in_flight:
+                is_last = self._until_empty and not self._in_flight
+                if is_last and not await self._is_held_back(claimed):
                     return
                 await wait_for_change(self._changed, self._find_poll_wait(claimed))
+
+    async def _is_held_back(self, claimed: ClaimResult) -> bool:
+        """Whether a rate leaves messages for later, which could be claimed now otherwise."""
+        if claimed.rate is None:
+            return False
+        try:
+            return (await self.backend.count()).get("ready", 0) > 0
+        except Unavailable as error:
+            # Nobody knows: the next claim asks again.
+            self.on_failure(error)
+            return True
 
     def _is_done(self) -> bool:
         return self._quota is not None and self.handled >= self._quota

@@ -920,6 +920,45 @@ async def test_draining_handles_all_messages_and_returns(url: str) -> None:
         assert await queue.purge() == 1
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("of", ["the queue", "its task", "one of its tasks"])
+@pytest.mark.parametrize(
+    ("rate", "burst", "count", "deadline", "drained"),
+    [
+        ("20/second", 1, 6, None, 6),
+        ("20/second", 4, 6, None, 6),
+        # The rate allows no more, and there is none: nothing to wait for.
+        ("1/hour", 3, 3, None, 3),
+        ("1/hour", 1, 2, 0.2, 1),
+    ],
+)
+async def test_draining_waits_for_what_a_rate_holds_back(
+    locate: Locate,
+    kind: str,
+    of: str,
+    rate: str,
+    burst: int,
+    count: int,
+    deadline: float | None,
+    drained: int,
+) -> None:
+    """Until its own time is over, and no longer than there is something."""
+    limits: dict[str, Any] = {"rate_limit": rate, "rate_burst": burst}
+    is_whole = of == "the queue"
+    queue = QueuePlugin(resource="tasks", **limits if is_whole else {})
+    limited = queue.task(name="limited", **{} if is_whole else limits)(lambda: None)
+    free = queue.task(name="free")(lambda: None)
+    async with Database(locate(kind), plugins=[queue]):
+        await queue.stop()
+        others = 3 if of == "one of its tasks" else 0
+        await limited.enqueue_many([{}] * count)
+        await free.enqueue_many([{}] * others)
+        queue.pause()
+        await queue.start()
+        assert await queue.drain(deadline=deadline) == drained + others
+        assert await queue.count() == count - drained
+
+
 async def test_draining_waits_for_messages_in_flight(db: Database) -> None:
     """They are done and counted when it returns; then the background worker continues."""
     begun, seen = asyncio.Event(), list[int]()

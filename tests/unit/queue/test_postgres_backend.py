@@ -588,4 +588,4 @@ def test_a_rate_lets_a_worker_look_again_in_time(
 ) -> None:
     """When it allows more, or when a delay ends before."""
     rows = common.ClaimedRows([], suspects=True, due=due, lapse=9.0, more=True)
-    assert rows.limit_due(seconds) == rows._replace(due=expected)
+    assert rows.limit_due(seconds) == rows._replace(due=expected, rate=seconds)

@@ -346,7 +346,7 @@ def test_the_next_change_is_the_earlier_of_both(
     for limit in (1.0, 4.0):
         rows = ClaimedRows([], True, dues[0], dues[1], True)
         due = limit if dues[0] is None else min(dues[0], limit)
-        assert rows.limit_due(limit) == ClaimedRows([], True, due, dues[1], True)
+        assert rows.limit_due(limit) == ClaimedRows([], True, due, dues[1], True, limit)
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,12 @@ class ClaimedRows(NamedTuple):
     due: float | None
     lapse: float | None
     more: bool
+    rate: float | None = None
 
     def limit_due(self, seconds: float) -> "ClaimedRows":
-        """Return the same, with something to claim in so many seconds at the latest."""
-        return self._replace(due=seconds if self.due is None else min(self.due, seconds))
+        """Return the same, with something to claim when a rate allows it, in so many seconds."""
+        due = seconds if self.due is None else min(self.due, seconds)
+        return self._replace(due=due, rate=seconds)
 
 
 class SqlBackend(SqlMessageOperations, QueueBackend):
@@ -203,7 +205,9 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
                 unreadable.append((receipt, corrupt))
         if unreadable:
             await self._bury_unreadable(unreadable)
-        return ClaimResult(messages, claimed.suspects, claimed.due, claimed.lapse, claimed.more)
+        return ClaimResult(
+            messages, claimed.suspects, claimed.due, claimed.lapse, claimed.more, claimed.rate
+        )
 
     def _is_limited(self, request: ClaimRequest) -> bool:
         """Whether the messages of a claim are counted."""
