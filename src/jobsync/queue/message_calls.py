@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Unpack
 
 from jobsync.core.arguments import check_count, check_seconds
-from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.database.database import Database
@@ -31,9 +30,6 @@ __all__ = ["MessageCalls"]
 _LARGEST_CLAIM = 1_000
 """The most messages that a program claims at once: so many become suspects if it dies."""
 
-
-_PAUSE_CHECK: Seconds = 0.25
-"""Between two looks whether this process is still paused."""
 
 PENDING: tuple[MessageState, ...] = ("ready", "waiting", "blocked")
 """States of messages that nobody has claimed yet."""
@@ -268,21 +264,11 @@ class MessageCalls(ABC, Generic[RecordT]):
         """
         check_count("limit", limit, least=1, most=_LARGEST_CLAIM)
         check_seconds("wait", wait)
-        clock = self.database.components.clock
-        end = clock.mono() + wait
         self._check_running()
-        while self._workers.is_paused:
-            left = max(0.0, end - clock.mono())
-            # Even if there is no time left: a program that asks again at once must not keep
-            # others from running, who could resume it.
-            await clock.sleep(min(left, _PAUSE_CHECK))
-            if not left:
-                return []
-            self._check_running()
         if self._pulled is None or self._pulled.ended.is_set():
             self._pulled = self._build_pulled()
             self._pulled_task = self.run_in_background(self._pulled.run, "claims")
-        return await self._pulled.claim(limit, max(0.0, end - clock.mono()))
+        return await self._pulled.claim(limit, wait)
 
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; return how many.

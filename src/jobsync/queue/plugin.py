@@ -445,6 +445,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             self._reporter,
             self.database.home_loop,
             build_reader(self._payload),
+            is_paused=lambda: self._workers.is_paused,
         )
 
 

@@ -11,6 +11,7 @@ object is dropped unsettled has failed an attempt: nobody else could settle it.
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, TypeAlias
 
 from jobsync.components import Components
@@ -37,6 +38,8 @@ _Claimed: TypeAlias = tuple[list[Delivery], Seconds]
 
 _DROPPED = "its claim was dropped: neither ack() nor nack() was called"
 _SHORTEST_WAIT: Seconds = 0.02
+_PAUSE_CHECK: Seconds = 0.25
+"""Between two looks whether this process is still paused."""
 _DISTRUST_WAIT: Seconds = 0.25
 _RETURN_TIME: Seconds = 5.0
 """Seconds for the last settlements of a process that stops."""
@@ -95,7 +98,19 @@ class ClaimedMessage(Generic[RecordT]):
 
 
 class PulledClaims(ClaimHolder):
-    """The claims of this process that its program has asked for."""
+    """The claims of this process that its program has asked for.
+
+    Args:
+        backend: where the messages are stored.
+        membership: the session that holds the claims.
+        settings: timeouts and intervals.
+        retries: the delays of failed messages.
+        components: time and randomness.
+        reporter: is told what happens.
+        home_loop: the event loop of the database.
+        read: returns a message as a handler reads it.
+        is_paused: returns whether this process claims nothing now.
+    """
 
     expects_more = False
     is_stopping = False
@@ -110,9 +125,12 @@ class PulledClaims(ClaimHolder):
         reporter: QueueReporter,
         home_loop: HomeLoop,
         read: MessageReader,
+        *,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(backend, membership, settings, retries, components, reporter, read)
         self.home_loop = home_loop
+        self._is_paused = is_paused
         self._stopping = asyncio.Event()
         self._claiming: set[asyncio.Future[_Claimed]] = set()
         """The requests that are under way, also those whose callers were cancelled."""
@@ -128,6 +146,12 @@ class PulledClaims(ClaimHolder):
         """
         end = self._clock.mono() + wait
         while not self.is_stopping:
+            if self._is_paused():
+                left = max(0.0, end - self._clock.mono())
+                await self._clock.sleep(min(left, _PAUSE_CHECK))
+                if not left:
+                    return []
+                continue
             claiming = asyncio.ensure_future(self._try_to_claim(limit))
             self._claiming.add(claiming)
             claiming.add_done_callback(self._claiming.discard)

@@ -1,7 +1,7 @@
 """Claims that a program has asked for: when it gets them, waits for them, and loses them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -87,6 +87,7 @@ class Store:
     incarnation, is_trusted = "me", True
 
     def __init__(self) -> None:
+        self.is_paused: Callable[[], bool] = lambda: False
         self.clock = StandingClock()
         self.answers: list[ClaimResult] = []
         self.asked: list[tuple[int, bool]] = []
@@ -156,6 +157,7 @@ class Store:
             cast("QueueReporter", nothing),
             cast("HomeLoop", None),
             read_document,
+            is_paused=lambda: self.is_paused(),
         )
 
 
@@ -266,6 +268,33 @@ async def test_what_was_not_settled_at_a_stop_is_lost_to_the_program(*, is_settl
     assert store.lost == ([] if is_settling else ["id-1", "id-2"])
     assert await claims.claim(5, 60.0) == []
     assert len(store.asked) == 1
+
+
+@pytest.mark.parametrize("begin", [0.0, 3.0, 10.0])
+@pytest.mark.parametrize("end", [4.0, 20.0, 99.0])
+async def test_nothing_is_claimed_in_a_pause_also_by_a_call_that_waits_already(
+    begin: float, end: float
+) -> None:
+    """It claims again after the pause, if its time is not over."""
+    store = Store()
+    store.clock = cast("Any", FakeClock())
+    start, asked = store.clock.mono_seconds, list[float]()
+
+    def is_paused() -> bool:
+        return begin <= store.clock.mono_seconds - start < end
+
+    def claim(*given: Any, **options: Any) -> Any:
+        asked.append(store.clock.mono_seconds - start)
+        return claim_from(*given, **options)
+
+    store.is_paused, claim_from, store.claim = is_paused, store.claim, claim  # type: ignore[method-assign]
+    claims = store.build(poll_interval=2.0)
+    assert await claims.claim(5, 60.0) == []
+    assert bool(asked) == (begin > 0 or end < 60.0)
+    assert not any(begin <= time < end for time in asked)
+    assert any(time < begin for time in asked) == (begin > 0)
+    assert any(time >= end for time in asked) == (end < 60.0)
+    assert store.clock.mono_seconds - start == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize("has_other", [False, True])
