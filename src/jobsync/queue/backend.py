@@ -186,6 +186,14 @@ class QueueBackend(MessageOperations):
     transactions: "TransactionBackend | None" = None
 
     @abstractmethod
+    def split(self, new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+        """Return messages in parts that can be pushed one after the other, as few as possible.
+
+        Raises:
+            Invalid: a message can be in none: it is not JSON or too large, or its place is wrong.
+        """
+
+    @abstractmethod
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages in order, all or none, except those whose keys others hold.
 

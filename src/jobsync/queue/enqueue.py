@@ -119,8 +119,8 @@ async def enqueue_messages(
 ) -> list[str]:
     """Push messages to a queue that this process need not have; return their ids.
 
-    Up to 10,000 messages are pushed all or none, and up to 1,000 where the store has no SQL; more
-    are pushed in parts of that size.
+    Up to 10,000 messages are pushed all or none; where the store has no SQL, up to 1,000 that have
+    3 MB together. More are pushed in parts, once all have been checked.
 
     Args:
         database: the queue's database, connected.
@@ -143,8 +143,11 @@ async def enqueue_messages(
     new_messages = build_messages(resource, data, ids, options, settings.max_attempts)
     backend = open_backend(database.store, name_queue(namespace, name), components)
     holders: dict[str, str] = {}
-    for start in range(0, len(new_messages), backend.max_push):
-        holders |= await _push_part(backend, new_messages, start)
+    start = 0
+    # All are checked before the first is sent.
+    for part in backend.split(new_messages):
+        holders |= await _push_part(backend, part, ids, start)
+        start += len(part)
     return [holders.get(name, name) for name in ids]
 
 
@@ -158,16 +161,15 @@ def _parse_name(text: str) -> tuple[str, str]:
 
 
 async def _push_part(
-    backend: QueueBackend, new_messages: Sequence[NewMessage], start: int
+    backend: QueueBackend, part: Sequence[NewMessage], ids: Sequence[str], start: int
 ) -> Mapping[str, str]:
-    size = backend.max_push
+    """Push a part of the messages with these ids, before which so many were pushed."""
     try:
-        return await backend.push(new_messages[start : start + size])
+        return await backend.push(part)
     except (OutcomeUnknown, Unavailable) as error:
         if not start:
             raise
-        ids = [message.id for message in new_messages]
-        is_unknown = isinstance(error, OutcomeUnknown)
+        size, is_unknown = len(part), isinstance(error, OutcomeUnknown)
         raise Incomplete(
             backend.queue,
             written=ids[:start],

@@ -128,6 +128,10 @@ class RecordingBackend(QueueBackend):
             receipts=[[*_describe(receipt), "complete", 0.0]],
         )
 
+    def split(self, new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+        """Return messages in parts that can be pushed one after the other."""
+        return self._inner.split(new_messages)
+
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in order."""
         details: dict[str, Any] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Locate
 
 from jobsync import (
     Database,
@@ -19,6 +20,7 @@ from jobsync import (
 )
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.enqueue import enqueue_messages
+from jobsync.queue.opening import open_backend
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.status.queues import QueuesStatus, QueueStatus, read_queues_status
 
@@ -101,6 +103,27 @@ async def test_messages_are_checked_before_the_push(db: Database) -> None:
     with pytest.raises(NotFound, match="Did you mean emails"):
         await enqueue_messages(db, "email", [{"to": "a"}])
     assert (await look(db)).queues() == []
+
+
+@pytest.mark.parametrize("task", ["", "send"])
+@pytest.mark.parametrize("wrong", ["x" * 300_000, float("nan")])
+@pytest.mark.parametrize("store", ["sqlite", "memory"])
+async def test_all_messages_are_checked_before_the_first_part_is_pushed(
+    locate: Locate, store: str, wrong: object, task: str
+) -> None:
+    """Nothing is pushed if the last one is wrong; without it, each part is as large as allowed."""
+    large = "x" * 250_000
+    async with Database(locate(store)) as db:
+        await db.create_resource("emails")
+        backend = open_backend(db.store, "default/emails", db.components)
+        data: list[Any] = [{"text": "short"}] * backend.max_push + [{"text": large}] * 13
+        with pytest.raises(Invalid):
+            await enqueue_messages(db, "emails", [*data, {"text": wrong}], task=task)
+        assert await backend.count() == {}
+        ids = await enqueue_messages(db, "emails", data, task=task)
+        assert len(set(ids)) == len(data)
+        assert await backend.count() == {"ready": len(data)}
+        assert await enqueue_messages(db, "emails", []) == []
 
 
 async def test_more_than_a_batch_is_pushed_in_parts(

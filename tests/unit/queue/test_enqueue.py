@@ -19,13 +19,15 @@ class Backend:
     """Refuses one of the parts that are pushed to it."""
 
     queue = "default/tasks"
-    max_push = 10
-
     def __init__(self, refused: int, error: Exception) -> None:
         self.parts: list[list[str]] = []
         self.held: set[str] = set()
         self._refused = refused
         self._error = error
+
+    def split(self, new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+        """Return parts of ten."""
+        return [new_messages[n : n + 10] for n in range(0, len(new_messages), 10)]
 
     async def push(self, new_messages: Sequence[NewMessage]) -> dict[str, str]:
         """Push a part."""

@@ -56,7 +56,7 @@ from jobsync.queue.pages.page import (
     read_due,
 )
 from jobsync.queue.pages.page_store import PageStore
-from jobsync.queue.pages.push_checks import check_push
+from jobsync.queue.pages.push_checks import check_push, split_push
 from jobsync.queue.pages.retention import Retention
 from jobsync.queue.pages.single_message import MAX_PAGE_RESULT, PagesMessageOperations
 from jobsync.queue.pages.tickets import TicketReader
@@ -131,6 +131,10 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
 
     async def _refresh(self) -> None:
         await self._claimer.refresh_if_stale()
+
+    def split(self, new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+        """Return messages in parts that fit in a page each."""
+        return split_push(new_messages)
 
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, in one page; one that has a key alone.

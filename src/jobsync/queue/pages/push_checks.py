@@ -17,7 +17,7 @@ from jobsync.queue.pages.page import (
     MAX_PUSH_BYTES,
 )
 
-__all__ = ["check_push"]
+__all__ = ["check_push", "split_push"]
 
 
 def check_push(new_messages: Sequence[NewMessage]) -> list[bytes]:
@@ -34,14 +34,36 @@ def check_push(new_messages: Sequence[NewMessage]) -> list[bytes]:
     return payloads
 
 
+def split_push(new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+    """Return messages in parts, each of which fits in one page.
+
+    Raises:
+        Invalid: a message fits in none, or two of a part cannot be in one page.
+    """
+    parts: list[Sequence[NewMessage]] = []
+    start = total = 0
+    for number, message in enumerate(new_messages):
+        size = len(_encode_one(message))
+        if number - start == MAX_MESSAGES or total + size > MAX_PUSH_BYTES:
+            parts.append(new_messages[start:number])
+            start, total = number, 0
+        total += size
+    if new_messages:
+        parts.append(new_messages[start:])
+    for part in parts:
+        _check_places(part)
+    return parts
+
+
+def _encode_one(message: NewMessage) -> bytes:
+    return encode(message.value, "message", limit=MAX_MESSAGE, max_depth=MAX_PAGE_DEPTH)
+
+
 def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
     if len(new_messages) > MAX_MESSAGES:
         size = f"{len(new_messages):,} messages"
         raise Invalid("messages", size, f"must be {MAX_MESSAGES:,} or fewer", "push in parts")
-    payloads = [
-        encode(message.value, "message", limit=MAX_MESSAGE, max_depth=MAX_PAGE_DEPTH)
-        for message in new_messages
-    ]
+    payloads = [_encode_one(message) for message in new_messages]
     total = sum(map(len, payloads))
     if total > MAX_PUSH_BYTES:
         problem = f"must have at most {MAX_PUSH_BYTES:,} bytes together"

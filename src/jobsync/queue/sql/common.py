@@ -140,6 +140,17 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         self._shared_push = SharedPush(self.topic, self._push_and_check)
         self._placed_push = PlacedPush(self._place, self._exists, self._find_holders)
 
+    def split(self, new_messages: Sequence[NewMessage]) -> list[Sequence[NewMessage]]:
+        """Return messages in parts of `max_push`."""
+        size = self.max_push
+        starts = range(0, len(new_messages), size)
+        parts = [new_messages[start : start + size] for start in starts]
+        for part in parts:
+            check_batch(part)
+            # Part by part: all together they may be large.
+            encode_payloads(part)
+        return parts
+
     async def push(self, new_messages: Sequence[NewMessage]) -> Mapping[str, str]:
         """Add messages, all or none, except those whose keys others hold."""
         check_batch(new_messages)
