@@ -16,6 +16,7 @@ claims at once. The coordinator removes messages that were finished long ago.
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack, cast, get_args, overload
 
@@ -28,7 +29,7 @@ from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import Document, RecordT
 from jobsync.database.home_loop import on_home_loop
 from jobsync.database.record_types import RecordType
-from jobsync.errors import Invalid, Unavailable
+from jobsync.errors import Invalid, JobsyncError, Unavailable
 from jobsync.queue import events
 from jobsync.queue.backend import QueueBackend, QueuePart, name_queue, show_queue
 from jobsync.queue.completed_ttl import CompletedTtl
@@ -309,6 +310,25 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         """The jobs that enqueue tasks with a cron."""
         return self._build_jobs(self.resource, self.namespace)
 
+    def _on_cron_added(self, task: str) -> None:
+        if self.is_running:
+            self.run_in_background(partial(self._offer_job, task), "offers a job")
+
+    async def _offer_job(self, task: str) -> None:
+        """Let the schedulers that run enqueue a task; report it if there is none, or one refuses.
+
+        Raises:
+            Unavailable: the store does not answer; this is called again.
+        """
+        for plugin in self.list_started():
+            try:
+                await plugin.adopt_jobs({task: self.scheduled_jobs[task]})
+            except Unavailable:
+                raise
+            except JobsyncError as error:
+                self._reporter.on_failure(error)
+        await self._warn_of_crons(task)
+
     async def on_stop(self) -> None:
         """Stop listening to deaths of workers."""
         self.database.events.off(WorkerDied.name, self._end_claims_of)
@@ -391,12 +411,13 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             await self.database.components.clock.sleep(_STATS_INTERVAL)
             self.emit(events.QueueStats(queue=self.queue, **self.stats()))
 
-    async def _warn_of_crons(self) -> None:
-        """Report tasks that nobody enqueues, unless a scheduler starts soon."""
+    async def _warn_of_crons(self, task: str | None = None) -> None:
+        """Report tasks that nobody enqueues, or one of them, unless a scheduler starts soon."""
         await self.database.components.clock.sleep(_SCHEDULER_TIME)
         if not any(each.runs_jobs for each in self.list_started()):
             for event in self._build_cron_warnings(self.queue):
-                self.emit(event)
+                if task is None or event.task == task:
+                    self.emit(event)
 
     async def coordinator_work(self) -> None:
         """Remove messages that were finished long ago, and report those of newer code."""

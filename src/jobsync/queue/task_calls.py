@@ -211,6 +211,7 @@ class TaskCalls(ABC):
         self._known_tasks[name] = known
         if job is not None:
             self._cron_tasks[name] = job
+            self._on_cron_added(name)
         return QueueTask(cast("TaskQueue", self), name, signature, function)
 
     def _complete_options(self, data: Sequence[Any], options: EnqueueOptions) -> EnqueueOptions:
@@ -278,6 +279,10 @@ class TaskCalls(ABC):
     @abstractmethod
     def emit(self, event: Event) -> None:
         """Emit an event to the listeners of this queue and of its database."""
+
+    @abstractmethod
+    def _on_cron_added(self, task: str) -> None:
+        """A task with a cron was added, perhaps while the queue runs."""
 
     @abstractmethod
     def _add_handler(self, task: str, handler: MessageHandler) -> None: ...

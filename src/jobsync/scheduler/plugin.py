@@ -164,9 +164,15 @@ class SchedulerPlugin(CoordinatorPlugin):
             Invalid: an option is wrong, or there is another job of this name.
         """
         for name, options in jobs.items():
-            if name not in self._adopted:
+            if name in self._adopted:
+                continue
+            # At once: it may be offered again meanwhile.
+            self._adopted.add(name)
+            try:
                 await self.add_job(name, options)
-                self._adopted.add(name)
+            except BaseException:
+                self._adopted.discard(name)
+                raise
 
     async def remove_job(self, name: str) -> bool:
         """Remove a job from the whole fleet; return True. Its history stays.

@@ -287,6 +287,42 @@ async def test_a_task_with_a_cron_is_enqueued_by_the_scheduler(
         await queue.start()
 
 
+@pytest.mark.parametrize("scheduler_is", ["before", "after", "missing", "full"])
+async def test_a_task_with_a_cron_may_be_added_to_a_queue_that_runs(
+    locate: Locate, scheduler_is: str
+) -> None:
+    """The scheduler enqueues it, whenever it starts; that it is missing or refuses is reported."""
+    queue, scheduler = QueuePlugin("tasks"), SchedulerPlugin()
+    reports: list[Any] = []
+    queue.on("plg:queue:cron-unscheduled", reports.append)
+    queue.on("plg:queue:error", reports.append)
+    async with Database(locate("sqlite"), plugins=[queue]) as db:
+        if scheduler_is == "full":
+            scheduler.job("0 4 * * *", name="late")(lambda: None)
+        if scheduler_is in ("before", "full"):
+            await db.use_plugin(scheduler)
+        for name in ("late", "later"):
+            queue.task(name=name, cron="0 3 * * *")(lambda: None)
+        if scheduler_is == "after":
+            await db.use_plugin(scheduler)
+        if scheduler_is == "missing":
+            await until(lambda: len(reports) == 2, "they are reported")
+            assert [each.task for each in reports] == ["late", "later"]
+            return
+        if scheduler_is == "full":
+            await until(lambda: reports, "it is reported")
+            assert "late" in reports[0].error
+
+        async def is_scheduled() -> bool:
+            jobs = await scheduler.list_jobs()
+            return [each.name for each in jobs] == ["late", "later"]
+
+        await until(is_scheduled, "both are scheduled")
+        await scheduler.run_job("later")
+        await until(lambda: queue.stats()["completed"] == 1, "it is handled")
+        assert len(reports) == (scheduler_is == "full")
+
+
 def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:
     """A name that is taken, an unknown option, a cron of a function that needs arguments."""
     queue = QueuePlugin("tasks")
