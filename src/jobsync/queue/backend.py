@@ -355,7 +355,8 @@ class QueueBackend(MessageOperations):
 
         Raises:
             Invalid: the reason is not text that a database can store.
-            Unavailable: no answer; calling again is safe.
+            OutcomeUnknown: it may or may not have changed; calling again is safe.
+            Unavailable: the store does not answer; nothing has changed.
         """
 
     @abstractmethod
@@ -363,7 +364,8 @@ class QueueBackend(MessageOperations):
         """Allow claims again; False means that it was not paused.
 
         Raises:
-            Unavailable: no answer; calling again is safe.
+            OutcomeUnknown: it may or may not have changed; calling again is safe.
+            Unavailable: the store does not answer; nothing has changed.
         """
 
     @abstractmethod

@@ -163,11 +163,18 @@ class MessageCalls(ABC, Generic[RecordT]):
 
         The pause is stored, so processes that start later do not claim either. False means
         that the queue was already paused, and nothing changed.
+
+        Raises:
+            OutcomeUnknown: it may or may not be paused; calling again is safe.
         """
         return await self._get_backend().pause(reason)
 
     async def resume_everywhere(self) -> bool:
-        """Allow all processes to claim again; False means that the queue was not paused."""
+        """Allow all processes to claim again; False means that the queue was not paused.
+
+        Raises:
+            OutcomeUnknown: it may or may not be paused; calling again is safe.
+        """
         return await self._get_backend().resume()
 
     async def get(self, id: str) -> MessageInfo | None:

@@ -15,6 +15,7 @@ from jobsync import (
     Invalid,
     InvalidRecord,
     NotFound,
+    OutcomeUnknown,
     QueuePlugin,
     Unavailable,
 )
@@ -103,6 +104,45 @@ async def test_messages_are_checked_before_the_push(db: Database) -> None:
     with pytest.raises(NotFound, match="Did you mean emails"):
         await enqueue_messages(db, "email", [{"to": "a"}])
     assert (await look(db)).queues() == []
+
+
+@pytest.mark.parametrize(
+    ("store", "writes"),
+    [
+        ("sqlite", ["_access.write"]),
+        ("postgres", ["_access.run"]),
+        ("memory", ["_control._store.put", "_control._store.create"]),
+    ],
+)
+async def test_a_pause_whose_reply_is_lost_is_in_doubt(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, store: str, writes: list[str]
+) -> None:
+    """So is its end: `Unavailable` would mean that nothing has changed. Calling again is safe."""
+
+    def lose_the_reply(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def lose(*arguments: Any) -> None:
+            await write(*arguments)
+            raise OutcomeUnknown("queue", "the reply was lost")
+
+        return lose
+
+    async with Database(locate(store)) as db:
+        await db.create_resource("emails")
+        backend = open_backend(db.store, "default/emails", db.components)
+        await enqueue_messages(db, "emails", [{}])
+        for call in (backend.pause, backend.resume):
+            with monkeypatch.context() as patch:
+                for path in writes:
+                    *owners, name = path.split(".")
+                    owner: Any = backend
+                    for each in owners:
+                        owner = getattr(owner, each)
+                    patch.setattr(owner, name, lose_the_reply(getattr(owner, name)))
+                with pytest.raises(OutcomeUnknown):
+                    await call()
+            is_paused = call == backend.pause
+            assert ((await look(db)).queue("emails").pause is not None) is is_paused
+            assert await call() is False
 
 
 @pytest.mark.parametrize("task", ["", "send"])

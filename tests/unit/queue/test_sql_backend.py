@@ -89,6 +89,7 @@ WAKES: dict[str, tuple[Callable[[], SqlStage], Callable[[SqlBackend], Any], list
     "paused": (lambda: SqlStage(pause=True), lambda to: to.pause("why"), []),
     "resumed": (lambda: SqlStage(resume=True), lambda to: to.resume(), [TOPIC]),
     "resumed again": (lambda: SqlStage(resume=False), lambda to: to.resume(), [TOPIC]),
+    "a resume in doubt": (lambda: SqlStage(resume=LOST), lambda to: to.resume(), [TOPIC]),
     "cancelled": (lambda: SqlStage(cancel=(1, "")), lambda to: to.cancel("a"), [ENDS]),
     "not cancelled": (lambda: SqlStage(cancel=None, find=[[]]), lambda to: to.cancel("a"), []),
     "deleted": (lambda: SqlStage(delete=True), lambda to: to.delete("a"), [ENDS]),

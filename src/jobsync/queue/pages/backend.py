@@ -429,9 +429,10 @@ class PagesBackend(PagesMessageOperations, QueueBackend):
 
     async def resume(self) -> bool:
         """Allow claims again, and wake the workers of this process."""
-        was_paused = await self._control.resume()
-        await self._bell.ring()
-        return was_paused
+        try:
+            return await self._control.resume()
+        finally:
+            await self._bell.ring()
 
     async def wait(self, timeout: float) -> None:
         """Return early if there may be something new: listens to this process, and to the bell."""

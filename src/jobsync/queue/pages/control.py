@@ -14,7 +14,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape, unescape
-from jobsync.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
+from jobsync.errors import Conflict, Corrupt, Unavailable
 from jobsync.queue.directory import Pause
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
@@ -113,7 +113,8 @@ class QueueControl:
         """Pause the queue; False means that it was paused. Returns when no claim can begin.
 
         Raises:
-            Unavailable: no answer; calling again is safe.
+            OutcomeUnknown: it may or may not be paused; calling again is safe.
+            Unavailable: the store does not answer; nothing has changed.
         """
         change = _ControlRecord(since=self._clock.wall().seconds, reason=reason)
         is_new = await self._write(change)
@@ -125,7 +126,8 @@ class QueueControl:
         """Allow claims again; False means that it was not paused.
 
         Raises:
-            Unavailable: no answer; calling again is safe.
+            OutcomeUnknown: it may or may not be paused; calling again is safe.
+            Unavailable: the store does not answer; nothing has changed.
         """
         return await self._write(_ControlRecord())
 
@@ -152,8 +154,9 @@ class QueueControl:
                     await self._store.put(record, value)
             except Conflict:
                 continue
-            except OutcomeUnknown as error:
-                raise Unavailable(self._topic, error.detail) from error
+            finally:
+                # What was read while the answer was awaited may be older.
+                self._read = Mono(float("-inf"))
             return True
 
 

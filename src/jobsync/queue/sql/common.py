@@ -318,9 +318,10 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
 
     async def resume(self) -> bool:
         """Allow claims again, and wake the workers."""
-        was_paused = await self._resume()
-        self._notifications.wake(self.topic)
-        return was_paused
+        try:
+            return await self._resume()
+        finally:
+            self._notifications.wake(self.topic)
 
     @abstractmethod
     async def _push(

@@ -387,10 +387,10 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
         return await self._access.run_steps(lambda: self._places.purge(stored), self.topic)
 
     async def _pause(self, reason: str) -> bool:
-        return bool(await self._run_repeatable("pause", {"queue": self.queue, "reason": reason}))
+        return bool(await self._run("pause", {"queue": self.queue, "reason": reason}))
 
     async def _resume(self) -> bool:
-        return bool(await self._run_repeatable("resume", {"queue": self.queue}))
+        return bool(await self._run("resume", {"queue": self.queue}))
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         return await self._access.run(self._sql[name], parameters, self.topic)

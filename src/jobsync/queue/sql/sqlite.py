@@ -401,7 +401,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         def work(connection: sqlite3.Connection) -> bool:
             return connection.execute(statement, {**parameters, "queue": self.queue}).rowcount > 0
 
-        return await self._write_repeatable(work)
+        return await self._access.write(work, self.topic)
 
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
         now = self._now()
