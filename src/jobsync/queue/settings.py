@@ -16,6 +16,8 @@ __all__ = ["LONGEST_RETENTION", "QueueOptions", "QueueOrder", "QueueSettings", "
 QueueOrder: TypeAlias = Literal["fifo", "lifo", "priority"]
 """Which messages are claimed first: those that were pushed first, or last, or the most urgent."""
 
+_SHORTEST_VISIBILITY = 0.2
+"""A claim is trusted for 50 ms less, and renewed when a third is over: there must be time for that."""
 _LONGEST_VISIBILITY = 43_200.0
 LONGEST_RETENTION = 10_000 * 86_400.0
 _ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
@@ -58,7 +60,8 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
             concurrency, up to fifty times if that is 20 ms of measured work, and never more
             than one second of it.
         visibility_timeout: seconds after which other workers may claim a message whose worker
-            does not renew its claim; 30. Handlers may take longer: claims are renewed.
+            does not renew its claim; 30, and 0.2 at least. Handlers may take longer: claims are
+            renewed.
         max_attempts: how often a message is tried; 4, which is three retries.
         auto_acknowledge: whether returning from the handler completes the message; otherwise
             the handler calls `context.ack()`.
@@ -131,9 +134,11 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
 
 
 def _check_visibility(value: float) -> None:
-    if not 0 < value <= _LONGEST_VISIBILITY:
-        fix = f"did you mean {value / 1000:g}?" if value > 0 else "pass more than 0"
-        problem = f"must be in seconds, up to {_LONGEST_VISIBILITY:,.0f}"
+    if not _SHORTEST_VISIBILITY <= value <= _LONGEST_VISIBILITY:
+        least = f"{_SHORTEST_VISIBILITY:g}"
+        is_long = value > _LONGEST_VISIBILITY
+        fix = f"did you mean {value / 1000:g}?" if is_long else f"pass {least} or more"
+        problem = f"must be in seconds, from {least} to {_LONGEST_VISIBILITY:,.0f}"
         raise Invalid("visibility_timeout", value, problem, fix)
 
 

@@ -205,7 +205,7 @@ DAYS = 86_400.0
 LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("concurrency", [1, 1000], [0, -1]),
     ("prefetch", [None, 0, 1], [-1]),
-    ("visibility_timeout", [0.001, 43_200.0], [0, -1.0, 43_200.5]),
+    ("visibility_timeout", [0.2, 43_200.0], [0, -1.0, 0.05, 0.199, 43_200.5]),
     ("max_attempts", [1, 1_000_000], [0, 1_000_001]),
     ("max_retries", [None, 0, 999_999], [-1, 1_000_000]),
     ("poll_interval", [0.5, 60.0], [0, -1.0]),
