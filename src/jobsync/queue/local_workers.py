@@ -90,6 +90,10 @@ class LocalWorkers:
         self._all: dict[Worker, None] = {}
         """Every worker whose handlers may run."""
         self._is_paused = False
+        self._drains = 0
+        """How many calls of `drain` run, without those of handlers."""
+        self._is_interrupted = False
+        """Whether the worker in the background has stopped for them."""
 
     @property
     def running(self) -> int:
@@ -187,8 +191,8 @@ class LocalWorkers:
     ) -> int:
         """Handle messages until none is left, also of those that a rate holds back; return how many.
 
-        The worker in the background stops meanwhile: its messages in flight are finished and
-        counted, or returned.
+        The worker in the background stops until the last of several calls has ended: its messages
+        in flight are finished and counted, or returned.
 
         Args:
             backend: of the queue.
@@ -206,10 +210,13 @@ class LocalWorkers:
         clock = self._plugin.database.components.clock
         start = clock.mono()
         # A handler would wait for its own end.
-        background = self._background if find_calling_worker(backend) is None else None
+        is_within = find_calling_worker(backend) is not None
+        background = None if is_within else self._background
         before = 0 if background is None else background.handled
+        self._drains += not is_within
         try:
             if background is not None:
+                self._is_interrupted = True
                 await self._stop_background()
             check()
             finished = 0 if background is None else background.handled - before
@@ -218,8 +225,11 @@ class LocalWorkers:
             left = None if deadline is None else deadline - (clock.mono() - start)
             return finished + await self._run_for(worker, left)
         finally:
-            if background is not None and self._plugin.is_running:
-                self.start()
+            self._drains -= not is_within
+            if self._is_interrupted and not self._drains:
+                self._is_interrupted = False
+                if self._plugin.is_running:
+                    self.start()
 
     async def _stop_background(self) -> None:
         """Claim no more; finish or return the messages in flight."""

@@ -247,6 +247,30 @@ async def test_the_time_of_a_drain_counts_from_its_call(
     await around.end()
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+async def test_the_background_goes_on_after_the_last_of_several_drains(
+    order: tuple[int, ...],
+) -> None:
+    """Whichever that is: until then it would run handlers beside theirs."""
+    around = Surroundings()
+    finish(await around.start())
+    drains = [await around.drain() for _ in range(3)]
+    for number in order:
+        assert len(around.workers) == 4
+        draining, worker = drains[number]
+        finish(worker)
+        await draining
+    assert len(around.workers) == 5
+    assert around.events == ["started", "stopped", "started"]
+    # One that begins when the others have ended stops it again.
+    finish(around.workers[-1])
+    draining, worker = await around.drain()
+    finish(worker)
+    await draining
+    assert around.events == ["started", "stopped"] * 2 + ["started"]
+    await around.end()
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 async def test_a_drain_starts_the_background_again_unless_the_queue_stops(
     *, is_running: bool
