@@ -397,3 +397,46 @@ async def test_when_a_node_was_last_heard_is_told_by_the_clock_of_the_store(
     expected = None if heard is None else (900.0 if now is None else now) - heard
     assert await fleet._find_last_write(found) == expected
     assert await fleet._find_last_write(None) is None
+
+
+def test_all_tokens_that_move_away_are_counted() -> None:
+    """To whichever nodes they move."""
+    plan = plan_of("a", "b", "c", before=plan_of("a"))
+    shares = {
+        share.node: share for share in open_fleet(plan, [node(name) for name in "abc"]).shares()
+    }
+    assert {name: share.outgoing for name, share in shares.items()} == {"a": 4, "b": 0, "c": 0}
+    assert {name: share.incoming for name, share in shares.items()} == {"a": 0, "b": 2, "c": 2}
+
+
+def test_all_pins_that_no_node_matches_are_named() -> None:
+    """Several pins of a task are alternatives."""
+    pins = [
+        PinStatus(
+            task_id="x",
+            token=1,
+            patterns=patterns,
+            in_force=None,
+            reason=None,
+            created_by="a",
+            expires=None,
+        )
+        for patterns in (("p%", "q%"), ("r%",))
+    ]
+    status = TaskStatus(
+        task_id="x",
+        token=1,
+        owner=None,
+        moving_to=None,
+        pins=pins,
+        claim=None,
+        claimed_by=None,
+        last_heard=None,
+        timeout=0.0,
+        reclaim_after=0.0,
+    )
+    reason = explain(status)
+    assert (reason.code, reason.text) == (
+        "unmatched-pin",
+        "pinned to p% or q% or r%, which no live node matches",
+    )
