@@ -8,6 +8,7 @@ holds a lock while it waits, and each blocking call has its own wakeup pipe.
 
 import asyncio
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -20,6 +21,9 @@ from weakref import finalize
 __all__ = ["Background", "BlockingCall", "LoopCalls"]
 
 T = TypeVar("T")
+
+_SLICE = 1.0
+"""Seconds after which a waiter looks whether the loop was closed, which tells nobody."""
 
 
 class BlockingCall(Protocol):
@@ -63,7 +67,10 @@ class LoopCalls:
         call = _PendingCall(work, pipe.wake)
         try:
             self._submit(call)
-            pipe.wait()
+            while not pipe.wait(_SLICE):
+                if self._loop.is_closed():
+                    call.abandon()
+                    break
         except BaseException:
             # A signal handler has raised, such as Ctrl-C's. The pipe will be woken once more.
             self._cancel(call)
@@ -84,13 +91,23 @@ class LoopCalls:
         call = _PendingCall(work, wake)
         self._submit(call)
         try:
-            await ended.wait()
+            await self._wait(call, ended)
         except asyncio.CancelledError:
             self._cancel(call)
             # As on one loop, a task that is cancelled ends after what it awaits.
-            await ended.wait()
+            await self._wait(call, ended)
             raise
         return self._get_result(call)
+
+    async def _wait(self, call: "_PendingCall[Any]", ended: asyncio.Event) -> None:
+        """Wait until a call has ended, or the loop is closed: then it never runs on."""
+        while not ended.is_set():
+            if self._loop.is_closed():
+                call.abandon()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SLICE):
+                    await ended.wait()
 
     def end(self) -> None:
         """Start no more calls. Called on the loop's thread, or after its end.
@@ -125,7 +142,7 @@ class LoopCalls:
         # The pipe first, then the queue: a call that comes in between wakes the loop again.
         # A loop that Ctrl-C or an exit has interrupted, and that runs on, may come here twice.
         with suppress(BlockingIOError):
-            self._pipe.wait()
+            self._pipe.consume()
         while self._queued:
             self._start(self._queued.popleft())
 
@@ -247,6 +264,9 @@ class _WakeupPipe:
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
+        # Unlike `select.select`, it takes any file descriptor.
+        self._poll = select.poll()
+        self._poll.register(self.reader, select.POLLIN)
         # Closed with the last reference: a caller may have been interrupted.
         finalize(self, _close, self.reader, self._writer).atexit = False
 
@@ -254,8 +274,15 @@ class _WakeupPipe:
         """Wake the waiter, from any thread, even before it waits."""
         os.write(self._writer, b"\0")
 
-    def wait(self) -> None:
-        """Wait for a wakeup; consumes it and all earlier ones."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for a wakeup for some seconds; return whether one came, and consume it."""
+        if not self._poll.poll(1000 * seconds):
+            return False
+        self.consume()
+        return True
+
+    def consume(self) -> None:
+        """Consume all wakeups so far."""
         os.read(self.reader, 64)
 
 
@@ -278,6 +305,11 @@ class _PendingCall(Generic[T]):
         """Set the result and wake the caller."""
         self.outcome = (value,)
         self._wake()
+
+    def abandon(self) -> None:
+        """Give it up: its loop was closed, and its caller waits no longer."""
+        if self.outcome is None:
+            self.outcome = asyncio.CancelledError()
 
     def fail(self, error: BaseException) -> None:
         """Set the error and wake the caller, unless it was woken before."""

@@ -44,6 +44,48 @@ async def test_a_cancelled_task_ends_after_the_call_that_it_awaits() -> None:
     await asyncio.to_thread(background.stop)
 
 
+@pytest.mark.parametrize("caller", ["thread", "task", "cancelled task"])
+def test_a_call_ends_with_an_error_when_the_loop_is_closed_while_it_runs(caller: str) -> None:
+    """A loop that is stopped and closed cancels nothing, and tells nobody."""
+    loop = asyncio.new_event_loop()
+    calls = LoopCalls(loop, lambda: Unavailable("store", "it has ended", "connect again"))
+    calls.open()
+    runs, errors = asyncio.Event(), list[BaseException]()
+
+    async def work() -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    async def call_and_cancel() -> None:
+        task = asyncio.create_task(calls.run(work()))
+        await until(runs.is_set)
+        await asyncio.to_thread(closing.wait)
+        if caller == "cancelled task":
+            task.cancel()
+        await task
+
+    def call() -> None:
+        try:
+            if caller == "thread":
+                calls.call(work())
+            else:
+                asyncio.run(call_and_cancel())
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    closing = threading.Event()
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    loop.run_until_complete(runs.wait())
+    loop.close()
+    closing.set()
+    thread.join(LONG)
+    assert not thread.is_alive()
+    (error,) = errors
+    assert isinstance(error, Unavailable | asyncio.CancelledError)
+    assert isinstance(error, Unavailable) or caller == "cancelled task"
+
+
 @pytest.mark.parametrize("end", ["end", "fail_unstarted"])
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_call_after_the_end_fails_at_once_whether_or_not_the_loop_is_closed(
