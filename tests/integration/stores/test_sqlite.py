@@ -409,6 +409,26 @@ async def test_tombstones_age_by_time_since_boot(path: Path, clock: Any) -> None
     await store.close()
 
 
+@pytest.mark.parametrize("boot", [0, 1], ids=["no id of the boot", "an id"])
+@pytest.mark.parametrize("later", [0.01, 1.0, 30.0])
+async def test_a_tombstone_that_is_written_while_a_burial_waits_stays(
+    path: Path, clock: Any, boot: int, later: float
+) -> None:
+    """It is younger than the time of the call, which is no sign of an earlier boot."""
+    system = Components.system()
+    clock.boot_id = boot
+    store = await SqliteStore.connect(
+        path, Components(clock=clock, randomness=system.randomness, events=system.events)
+    )
+    record = await store.create("n/1", 1)
+    clock.mono_seconds += later
+    await store.delete(record)
+    clock.mono_seconds -= later
+    assert await store.bury("n/") == 0
+    assert await store.get("n/1", tombstones=True) is not None
+    await store.close()
+
+
 async def test_a_cancelled_write_leaves_the_store_usable(store: SqliteStore) -> None:
     """Whether it happened is unknown to the caller; the next call works either way."""
     writing = asyncio.create_task(store.create("n", 1))

@@ -69,6 +69,9 @@ T = TypeVar("T")
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for other writers: far longer than any transaction of this library."""
 
+_LONGEST_DELAY = 60.0
+"""Seconds that a statement may wait for its thread, besides waiting for the file."""
+
 _SQL = load_sql(__file__, "queries.sql")
 _GET, _CREATE, _REPLACE = _SQL["get"], _SQL["create"], _SQL["replace"]
 
@@ -290,7 +293,10 @@ class SqliteStore(Store):
         check_limit(limit)
         check_age(older_than)
         now = self._clock.mono().seconds
-        age = (self._clock.boot(), now, now - older_than)
+        # What is far ahead is of an earlier boot, where boots have no id. What is a little ahead
+        # was written while the statement waited for the file.
+        ahead = now + BUSY_TIMEOUT + _LONGEST_DELAY
+        age = (self._clock.boot(), ahead, now - older_than)
         return await self._remove(prefix, _SQL["bury"], (*_level(prefix, ""), *age, limit))
 
     async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
