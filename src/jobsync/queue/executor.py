@@ -105,6 +105,7 @@ class MessageHandler:
         function: the user's function.
         signature: what it takes, if it is a task's; otherwise it takes the message.
         retries: the pauses after its failures; the queue's by default.
+        is_limited: whether its task has limits of its own.
 
     Attributes:
         call: takes the message, or the arguments as they are stored, and the context if it takes
@@ -122,7 +123,10 @@ class MessageHandler:
         function: Handler,
         signature: task_arguments.TaskSignature | None = None,
         retries: Retries | None = None,
+        *,
+        is_limited: bool = False,
     ) -> None:
+        self.is_limited = is_limited
         self.signature = signature
         self.retries = retries
         self.name = safe_name(function)
@@ -148,12 +152,14 @@ class Executor:
     Attributes:
         functions: the plain functions that run, even if nobody waits for them any more. Their
             threads remove them: an event loop may be closed before.
+        has_limits: whether a task that is handled here has limits of its own.
     """
 
     def __init__(self, *, auto_acknowledge: bool) -> None:
         self._handlers: dict[str, MessageHandler] = {}
         """By task; that of messages without a task as the empty one."""
         self._auto_acknowledge = auto_acknowledge
+        self.has_limits = False
         self._threads: ThreadPoolExecutor | None = None
         """Starts a thread for each call that finds no idle one: the slots of the workers are the
         limit, and a function that does not end takes no thread from those of another worker."""
@@ -173,6 +179,7 @@ class Executor:
     def add(self, task: str, handler: MessageHandler) -> None:
         """Handle the messages of a task, or with an empty name those without one."""
         self._handlers[task] = handler
+        self.has_limits |= handler.is_limited
 
     def find(self, task: str) -> MessageHandler:
         """Return the handler of a task's messages.

@@ -118,7 +118,8 @@ class HandlerSlots:
         """Handlers that run on although their messages are settled or lost."""
         self._servers = 0
         """How many tasks handle messages, or are about to."""
-        self._prefetch = Prefetch(settings)
+        # Not a copy: a task with limits may be added later.
+        self._prefetch = Prefetch(settings, lambda: executor.has_limits)
         self._largest_claim = 0
         """The most messages that a claim may have beyond what is wanted."""
         self._refill_at = 0

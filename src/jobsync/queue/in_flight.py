@@ -353,10 +353,14 @@ class Prefetch:
 
     Args:
         settings: the concurrency, the visibility timeout and the configured limit.
+        has_limits: returns whether a task has limits of its own now.
     """
 
-    def __init__(self, settings: QueueSettings) -> None:
+    def __init__(
+        self, settings: QueueSettings, has_limits: Callable[[], bool] = lambda: False
+    ) -> None:
         self._settings = settings
+        self._has_limits = has_limits
         self._is_limited = settings.limits.is_limited
         self._average = 0.0
 
@@ -369,7 +373,7 @@ class Prefetch:
     def limit(self) -> int:
         """How many messages to claim in advance now."""
         most, concurrency = self._settings.prefetch, self._settings.concurrency
-        if self._is_limited:
+        if self._is_limited or self._has_limits():
             # What is claimed in advance would use up what others may handle now.
             return 0
         if not self._average:

@@ -189,7 +189,7 @@ class LocalWorkers:
         deadline: Seconds | None,
         check: Callable[[], None],
     ) -> int:
-        """Handle messages until none is left, also of those that a rate holds back; return how many.
+        """Handle messages until none is left; return how many. Waits for what a rate holds back.
 
         The worker in the background stops until the last of several calls has ended: its messages
         in flight are finished and counted, or returned.

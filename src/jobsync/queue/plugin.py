@@ -438,15 +438,11 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         if not self._executor.tasks:
             fix = "pass on_message=, or decorate functions with @queue.task"
             raise Invalid("queue", self.resource, "has no handler", fix)
-        settings = self.settings
-        if self._task_limits:
-            # What is claimed in advance would use up what others may handle now.
-            settings = msgspec.structs.replace(settings, prefetch=0)
         return Worker(
             self._get_backend(),
             self._get_membership(),
             self._executor,
-            settings,
+            self.settings,
             self._retries,
             self._timeout,
             self.database.components,

@@ -17,7 +17,7 @@ QueueOrder: TypeAlias = Literal["fifo", "lifo", "priority"]
 """Which messages are claimed first: those that were pushed first, or last, or the most urgent."""
 
 _SHORTEST_VISIBILITY = 0.2
-"""A claim is trusted for 50 ms less, and renewed when a third is over: there must be time for that."""
+"""A claim is trusted for 50 ms less, and renewed when a third is over: both need time."""
 _LONGEST_VISIBILITY = 43_200.0
 LONGEST_RETENTION = 10_000 * 86_400.0
 _ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}

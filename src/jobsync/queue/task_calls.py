@@ -194,14 +194,15 @@ class TaskCalls(ABC):
         signature = TaskSignature(name, function)
         backoff = options.get("backoff")
         retries = None if backoff is None else Retries(backoff=backoff)
-        handler = MessageHandler(function, signature, retries)
         chosen = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
         known = KnownTask(signature, translate_options(cast("CallOptions", chosen)))
         if "priority" in known.options:
             check_priority(known.options["priority"], self.settings.order)
         job = _build_job(signature, options)
         limits = _read_limits(options)
-        if limits != NO_LIMITS:
+        is_limited = limits != NO_LIMITS
+        handler = MessageHandler(function, signature, retries, is_limited=is_limited)
+        if is_limited:
             self._task_limits[name] = limits
         try:
             self._add_handler(name, handler)

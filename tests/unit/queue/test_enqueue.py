@@ -19,6 +19,7 @@ class Backend:
     """Refuses one of the parts that are pushed to it."""
 
     queue = "default/tasks"
+
     def __init__(self, refused: int, error: Exception) -> None:
         self.parts: list[list[str]] = []
         self.held: set[str] = set()

@@ -45,6 +45,8 @@ class Claims:
 class Surroundings:
     """A worker with one slot, whose handler ends as a test says."""
 
+    has_limits = False
+
     def __init__(self, *, is_async: bool) -> None:
         self.claims = Claims()
         self.overruns: list[float] = []

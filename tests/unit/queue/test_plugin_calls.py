@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chance import StandingClock
 
 from jobsync import Database, Event, QueuePlugin
 from jobsync.coordination.events import WorkerDied
@@ -15,7 +14,6 @@ from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import EndedClaim, QueueBackend
 from jobsync.queue.events import QueueStats
-from jobsync.queue.limits import QueueLimits
 from jobsync.queue.pages.backend import PagesBackend
 from jobsync.queue.worker_status import ReportedLimit, WorkerStatus, read_worker_statuses
 
@@ -101,39 +99,6 @@ async def test_a_message_that_a_program_fails_has_the_pauses_and_attempts_of_its
         assert [each.id for each in await queue.browse("dead")] == [name]
     # Up to a tenth is added.
     assert delays == [pytest.approx(1050, abs=50)]
-
-
-class PulledCalls:
-    """Claims of a program that record for how long they are waited for."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-        self.ended = asyncio.Event()
-
-    async def claim(self, _: int, wait: float) -> list[Any]:
-        self.waits.append(wait)
-        return []
-
-
-@pytest.mark.parametrize(("paused", "left"), [(0.0, 10.0), (4.0, 6.0)])
-async def test_a_claim_waits_as_long_as_asked_with_its_pause(paused: float, left: float) -> None:
-    """The time for which this process is paused counts."""
-    clock, pulled = StandingClock(), PulledCalls()
-    workers = SimpleNamespace(is_paused=paused > 0)
-    queue = SimpleNamespace(
-        database=SimpleNamespace(components=SimpleNamespace(clock=clock)),
-        home_loop=None,
-        _check_running=lambda: None,
-        _pulled=pulled,
-        _workers=workers,
-    )
-    claiming = asyncio.ensure_future(QueuePlugin.claim(cast("Any", queue), 1, wait=10.0))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    clock.move(paused)
-    workers.is_paused = False
-    await claiming
-    assert pulled.waits == [pytest.approx(left)]
 
 
 async def test_nothing_is_claimed_by_a_program_once_its_database_stops() -> None:
@@ -337,19 +302,23 @@ def test_a_concurrency_that_is_set_counts_everywhere() -> None:
     assert queue._workers.concurrency == 7
 
 
-@pytest.mark.parametrize(
-    ("limits", "prefetch"), [({}, 5), ({"send": QueueLimits(max_concurrency=2)}, 0)]
-)
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("limits", [{}, {"max_concurrency": 2}, {"rate_limit": "5/second"}])
 async def test_messages_of_limited_tasks_are_not_claimed_in_advance(
-    limits: dict[str, QueueLimits], prefetch: int
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], *, is_late: bool
 ) -> None:
-    """They would use up what others may handle now."""
+    """They would use up what others may handle now, also if their task was added to a worker."""
+    # A store without limits stands for one that has them.
+    monkeypatch.setattr("jobsync.queue.plugin.check_limits", lambda *_: None)
     queue = build(prefetch=5)
     async with Database("memory://", plugins=[queue]):
-        queue._task_limits |= limits
+        if not is_late:
+            queue.task(name="send", **limits)(lambda: None)
         worker = queue._build_worker()
-        assert worker._settings.prefetch == prefetch
-        assert worker._slots._prefetch.limit == min(prefetch, 3)
+        if is_late:
+            assert worker._slots._prefetch.limit == 3
+            queue.task(name="send", **limits)(lambda: None)
+        assert worker._slots._prefetch.limit == (0 if limits else 3)
 
 
 async def test_a_backend_knows_its_fleet_until_the_queue_stops(

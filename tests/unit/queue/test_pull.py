@@ -157,7 +157,7 @@ class Store:
             cast("QueueReporter", nothing),
             cast("HomeLoop", None),
             read_document,
-            is_paused=lambda: self.is_paused(),
+            is_paused=self.is_paused,
         )
 
 
