@@ -53,7 +53,10 @@ class Stage:
 @pytest.mark.parametrize("group", [None, "g"])
 @pytest.mark.parametrize("state", ["waiting", "claimed"])
 async def test_a_message_is_cancelled_where_it_is(state: str, group: str | None) -> None:
-    """Workers are woken if it was the head of a group; waiters for its end are in any case."""
+    """Workers are woken if another one can be claimed now; waiters for its end are in any case.
+
+    That is the next of a group, or one that a limit held back while this one was claimed.
+    """
     rows = [("3", "w" if state == "claimed" else "", group)]
     stage = Stage(**{f"cancel_{state}": [rows]})
     ended = await stage.messages.cancel("a")
@@ -61,7 +64,8 @@ async def test_a_message_is_cancelled_where_it_is(state: str, group: str | None)
     assert ended == EndedClaim(id="a", state="cancelled", attempt=3, session=session)
     asked = ["cancel_waiting", "cancel_claimed"][: 1 if state == "waiting" else 2]
     assert stage.asked == [(name, CANCEL) for name in asked]
-    assert stage.woken == [*(["queue/emails"] if group else []), "queue/emails/ends"]
+    is_freeing = group or state == "claimed"
+    assert stage.woken == [*(["queue/emails"] if is_freeing else []), "queue/emails/ends"]
 
 
 @pytest.mark.parametrize("group", [None, "g"])

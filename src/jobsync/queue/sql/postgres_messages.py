@@ -31,7 +31,7 @@ class PostgresMessageOperations(SqlMessageOperations):
     async def _cancel(self, name: str) -> tuple[int, str] | None:
         parameters = {**self._name(name), "error": encode_error(REVOKED)}
         rows = await self._end("cancel_waiting", parameters)
-        rows = rows or await self._end("cancel_claimed", parameters)
+        rows = rows or await self._end("cancel_claimed", parameters, is_claimed=True)
         return None if not rows else (int(rows[0][0]), rows[0][1])
 
     async def _delete(self, name: str) -> bool:
@@ -39,12 +39,17 @@ class PostgresMessageOperations(SqlMessageOperations):
         rows = await self._end("delete_waiting", parameters)
         return bool(rows or await self._run("delete_finished", parameters))
 
-    async def _end(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
-        """End a message: the next of its group, or one that a limit held back, can be claimed."""
+    async def _end(
+        self, statement: str, parameters: Mapping[str, Any], *, is_claimed: bool = False
+    ) -> list[Any]:
+        """End a message, and wake workers if another one can be claimed now.
+
+        That is the next of its group if it was the head, or one that a limit held back.
+        """
         rows = await self._access.run_steps(
             lambda: self._places.end_message(statement, parameters), self.topic
         )
-        if rows:
+        if rows and (is_claimed or rows[0][-1] is not None):
             self._notifications.wake(self.topic)
         return rows
 
