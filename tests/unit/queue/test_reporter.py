@@ -416,12 +416,13 @@ async def test_a_plain_callback_runs_on_a_thread_for_its_timeout() -> None:
     told = [each for each in notes.emitted if isinstance(each, HandlerFailed)]
     assert len(told) == 11
     assert all(each.error.startswith("TimeoutError") for each in told)
-    assert notes.reporter.runs_functions
+    runs_functions = [notes.reporter.runs_functions]
     assert not any(task.done() for task in blocked)
     may_end.set()
     await asyncio.wait(blocked)
     notes.reporter.close()
-    assert not notes.reporter.runs_functions
+    runs_functions.append(notes.reporter.runs_functions)
+    assert runs_functions == [True, False]
     assert loop not in threads
 
 
