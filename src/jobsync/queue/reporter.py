@@ -209,7 +209,7 @@ class QueueReporter:
         self, name: str, function: Handler, *arguments: Any
     ) -> Coroutine[Any, Any, None] | None:
         """Call a function of the user's. An error in it becomes an event and stops nothing."""
-        if not is_coroutine_function(function):
+        if not _is_async(function):
             return self._call_on_thread(name, function, arguments)
         try:
             result = function(*arguments)
@@ -270,6 +270,16 @@ class QueueReporter:
         self._plugin.emit(
             HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
         )
+
+
+def _is_async(function: Handler) -> bool:
+    """Whether a callback is a coroutine function; one that does not say so runs on a thread."""
+    try:
+        return is_coroutine_function(function)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - an object of the user's may raise anything
+        return False
 
 
 def _discard_result(running: "asyncio.Future[FunctionEnd]") -> None:
