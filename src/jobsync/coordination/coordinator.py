@@ -371,7 +371,15 @@ class Coordinator:
                 await self._membership.step_down(
                     self.election.name, held_term.epoch, max(newer_epochs)
                 )
-            await self._membership.change(max(self._membership.trust_left, _SHORTEST_WAIT))
+            await self._membership.change(self._longest_wait)
+
+    @property
+    def _longest_wait(self) -> float | None:
+        """Seconds after which a term may be over without a notification; None for none."""
+        if isinstance(self.election, StandaloneElection):
+            # It does not depend on the trust in the session.
+            return None
+        return max(self._membership.trust_left, _SHORTEST_WAIT)
 
     async def _work(self, term: Term) -> None:
         if not await self._seal(term):

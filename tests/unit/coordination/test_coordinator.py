@@ -644,6 +644,26 @@ async def test_of_several_forced_requests_at_once_the_last_counts(
             assert (request.desired, request.forced) == (own, True)
 
 
+async def test_a_process_that_works_alone_sleeps_during_an_outage() -> None:
+    """Its term does not depend on its session, so the end of trust is nothing to wait for."""
+    async with await Membership.join("memory://", enable_coordinator=False, **QUICK) as membership:
+        alone = await membership.coordinate("report")
+        membership._member.session._trusted_until = None
+        assert membership.trust_left == 0.0
+        waits = []
+        change = membership.change
+
+        async def count(timeout: float | None = None) -> None:
+            waits.append(timeout)
+            await change(timeout)
+
+        membership.change = count  # type: ignore[method-assign]
+        membership.wake_waiters()
+        await until(lambda: waits)
+        assert waits == [None]
+        assert alone.is_coordinator
+
+
 async def test_stopping_again_does_not_end_a_later_candidacy() -> None:
     """A stopped coordinator cannot harm its successor."""
     async with await Membership.join("memory://", **QUICK) as membership:
