@@ -87,7 +87,7 @@ class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
             InvalidRecord: it breaks the schema; lists every invalid field.
             Conflict: there is a record with this id.
         """
-        return self._read(await self._run_verb("insert", self._encode(record), self._insert))
+        return self._read(await self._insert_as_verb(self._encode(record)))
 
     async def update(
         self, id: str, changes: RecordT | Mapping[str, Json], *, if_version: str | None = None
@@ -105,13 +105,7 @@ class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
             Conflict: it has another version.
             InvalidRecord: it would break the schema.
         """
-
-        async def work(changes: Any) -> Document:
-            with self.records.reads.changing([check_id(id)]):
-                return await self._rewrite(id, if_version, Validator.build_update, changes)
-
-        given = _with_id(id, self._encode(changes))
-        return self._read(await self._run_verb("update", given, work))
+        return self._read(await self._update_as_verb(id, self._encode(changes), if_version))
 
     async def replace(
         self, id: str, record: RecordT | Mapping[str, Json], *, if_version: str | None = None
@@ -139,7 +133,7 @@ class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
         Raises:
             InvalidRecord: it breaks the schema.
         """
-        return await self._run_verb("upsert", self._encode(record), self._upsert)
+        return self._read(await self._run_verb("upsert", self._encode(record), self._upsert))
 
     async def delete(self, id: str, *, if_version: str | None = None) -> bool:
         """Delete a record; return whether there was one.
@@ -275,14 +269,26 @@ class Resource(ReadableResource[RecordT], EnqueueCalls[RecordT]):
         self.records.report_updated(id)
         return Document(record)
 
-    async def _upsert(self, record: Any) -> RecordT:
+    async def _insert_as_verb(self, record: Any) -> Document:
+        return await self._run_verb("insert", record, self._insert)
+
+    async def _update_as_verb(self, id: str, changes: Any, if_version: str | None) -> Document:
+        async def work(changes: Any) -> Document:
+            with self.records.reads.changing([check_id(id)]):
+                return await self._rewrite(id, if_version, Validator.build_update, changes)
+
+        return await self._run_verb("update", _with_id(id, changes), work)
+
+    async def _upsert(self, record: Any) -> Document:
         name = record.get("id") if isinstance(record, Mapping) else None
         if name is None:
-            return await self.insert(record)
+            return await self._insert_as_verb(record)
         while True:
             exists = await self._exists(name)
             try:
-                return await (self.update(name, record) if exists else self.insert(record))
+                if exists:
+                    return await self._update_as_verb(name, record, None)
+                return await self._insert_as_verb(record)
             except (NotFound, Conflict):
                 # Another writer was faster. If nothing has changed, a hook has refused it.
                 if await self._exists(name) is exists:

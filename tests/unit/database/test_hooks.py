@@ -1,11 +1,12 @@
 """Hooks of a resource: how they are added, in which order they run, and what is told of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 
-from jobsync import Events, Invalid
+from jobsync import Database, Document, Events, Invalid
 from jobsync.database.hooks import HookedVerbs, ResourceHooks
 from jobsync.events import HandlerFailed
 
@@ -82,3 +83,33 @@ async def test_each_failing_hook_is_told_for_each_result() -> None:
     name = f"{__name__}.fail"
     failure = HandlerFailed(event="after_insert", callback=name, error="ValueError: no")
     assert told == [failure, failure]
+
+
+@dataclass
+class User:
+    """A type of records."""
+
+    name: str
+    id: str | None = None
+
+
+async def test_hooks_of_typed_records_get_what_is_stored() -> None:
+    """A document after each verb, whatever the verb returns to its caller."""
+    seen: dict[str, Any] = {}
+    async with Database("memory://") as database:
+        users = await database.create_resource("users", type=User)
+        verbs: list[Any] = ["insert", "update", "replace", "upsert", "get"]
+        for verb in verbs:
+            users.after(verb, lambda given, verb=verb: seen.setdefault(verb, given))
+        returned = [
+            await users.upsert(User("new", "2")),
+            await users.insert(User("a", "1")),
+            await users.upsert(User("b", "1")),
+            await users.update("1", {"name": "c"}),
+            await users.replace("1", User("d")),
+            await users.get("1"),
+        ]
+    assert [type(each) for each in returned] == [User] * 6
+    assert returned[0] == User("new", "2")
+    assert sorted(seen) == sorted(verbs)
+    assert {type(each) for each in seen.values()} == {Document}
