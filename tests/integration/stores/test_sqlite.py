@@ -16,6 +16,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from waiting import until
 
 from jobsync import (
     Applied,
@@ -427,6 +428,30 @@ async def test_a_tombstone_that_is_written_while_a_burial_waits_stays(
     assert await store.bury("n/") == 0
     assert await store.get("n/1", tombstones=True) is not None
     await store.close()
+
+
+@pytest.mark.parametrize("busy", ["write", "read"])
+async def test_a_close_that_is_cancelled_closes_all_the_same(path: Path, busy: str) -> None:
+    """Whichever connection it had waited for: no open file is left."""
+    store = await SqliteStore.connect(path)
+    files = [store._main, store._sessions]
+    may_go_on = threading.Event()
+    for file in files:
+        file._threads[busy].run(may_go_on.wait)
+    closing = [asyncio.ensure_future(file.close()) for file in files]
+    await asyncio.wait(closing, timeout=0.01)
+    for each in closing:
+        each.cancel()
+    await asyncio.wait(closing)
+    may_go_on.set()
+
+    def has_closed() -> bool:
+        links = [Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+        return not any(
+            os.readlink(each).startswith(str(path)) for each in links if each.is_symlink()
+        )
+
+    await until(has_closed)
 
 
 async def test_a_cancelled_write_leaves_the_store_usable(store: SqliteStore) -> None:

@@ -217,9 +217,14 @@ class SqliteFile:
         self._closing.set()
         for changes in (self.commits, self.wakeups):
             changes.notifier.wake_all()
-        for role, thread in self._threads.items():
-            await thread.run(self._disconnect, role)
+        # All are queued before the first wait: a close that is cancelled closes both too.
+        closing = [thread.run(self._disconnect, role) for role, thread in self._threads.items()]
+        for thread in self._threads.values():
             thread.shutdown()
+        # `gather` would cancel them.
+        await asyncio.wait(closing)
+        for each in closing:
+            each.result()
 
     def _submit(self, role: str, call: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         self._check_usable()
