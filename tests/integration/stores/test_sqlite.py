@@ -446,10 +446,8 @@ async def test_a_close_that_is_cancelled_closes_all_the_same(path: Path, busy: s
     may_go_on.set()
 
     def has_closed() -> bool:
-        links = [Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
-        return not any(
-            os.readlink(each).startswith(str(path)) for each in links if each.is_symlink()
-        )
+        links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return not any(str(each.readlink()).startswith(str(path)) for each in links)
 
     await until(has_closed)
 
