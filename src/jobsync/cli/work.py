@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["work"]
 
+_LAST_PORT = 65535
+
 
 @click.command()
 @click.argument("target", envvar="JOBSYNC_TARGET")
@@ -109,9 +111,14 @@ def work(
     from jobsync.cli.worker_plan import check_work, choose_work, warn_of_other_store
     from jobsync.cli.worker_process import WorkerProcess
     from jobsync.core.arguments import check_seconds
+    from jobsync.errors import Invalid
 
     check_seconds("--grace", grace)
     address = None if http is None else parse_address(http)
+    if address is not None and address[1] and address[1] + processes - 1 > _LAST_PORT:
+        problem = f"leaves no port for each of {processes} processes"
+        fix = f"use a port up to {_LAST_PORT - processes + 1}, or 0 for any"
+        raise Invalid("--http", http, problem, fix)
     if processes > 1 and supervised is None:
         start_logging(log_format, log_level)
         raise SystemExit(_supervise(processes, grace))

@@ -308,6 +308,10 @@ def test_heartbeats_that_fail_later_end_the_process(tmp_path: Path, url: str) ->
         (["taskz:db"], "TARGET refers to a missing module, taskz (got 'taskz:db')"),
         (["tasks"], "Write tasks:db, if its Database is called db"),
         (["tasks:db", "--http", "here"], "--http is not an address (got 'here')"),
+        (
+            ["tasks:db", "--http", "65535", "--processes", "2"],
+            "--http leaves no port for each of 2 processes (got '65535')",
+        ),
         (["tasks:db", "--grace", "-1"], "'--grace'"),
         (["tasks:db", "--grace", "367d"], "--grace must be 0 to 366 days"),
         (["tasks:db", "--log-format", "xml"], "'--log-format'"),
