@@ -39,7 +39,7 @@ from jobsync.database.plugin_storage import PluginStorage as AsyncPluginStorage
 from jobsync.database.producer import producer as async_producer
 from jobsync.database.registry import Registry
 from jobsync.database.resource import Resource as AsyncResource
-from jobsync.errors import Unavailable
+from jobsync.errors import Invalid, Unavailable
 from jobsync.loop_calls import Background
 from jobsync.queue.plugin import QueuePlugin as AsyncQueuePlugin
 from jobsync.queue.pull import ClaimedMessage as AsyncClaimedMessage
@@ -81,6 +81,16 @@ class _Face:
     """The class that it is derived from."""
     wrapped: Any
     """The object that it is around."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        kind = getattr(cls, "_kind", None)
+        if "_kind" not in vars(cls) and kind in {AsyncPlugin, AsyncCoordinatorPlugin}:
+            # Its hooks would never be called: the object inside is of another class.
+            name = kind.__name__
+            fix = f"inherit jobsync.{name}, with `async def`; `plugins=` accepts it here too"
+            problem = f"must not inherit jobsync.sync.{name}"
+            raise Invalid(cls.__name__, cls, problem, fix)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         _set_wrapped(self, self._kind(*_unwrap_all(arguments), **_unwrap_named(options)))

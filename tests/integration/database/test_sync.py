@@ -514,3 +514,10 @@ def test_at_the_exit_each_database_has_a_few_seconds(monkeypatch: pytest.MonkeyP
     INNER._disconnect_all()
     assert [database.withins for database in databases] == [[INNER._EXIT_TIME]] * 3
     assert [thread._background for thread in threads] == [None] * 3
+
+
+@pytest.mark.parametrize("kind", ["Plugin", "CoordinatorPlugin"])
+def test_a_plugin_that_inherits_one_for_blocking_callers_is_refused(kind: str) -> None:
+    """Nobody would call its hooks; the error names the class to inherit instead."""
+    with pytest.raises(Invalid, match=rf"(?s)jobsync\.sync\.{kind} .*[Ii]nherit jobsync\.{kind},"):
+        type("Report", (getattr(sync, kind),), {})
