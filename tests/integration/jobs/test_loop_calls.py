@@ -213,7 +213,7 @@ def test_an_interrupted_caller_leaves_no_wakeup_to_others(background: Background
         """What a signal handler raises."""
 
     class Interrupted(_WakeupPipe):
-        def wait(self, _: float) -> bool:
+        def wait(self, _seconds: float) -> bool:
             raise Signalled
 
     background._calls._idle_pipes.append(Interrupted())
@@ -236,7 +236,7 @@ def test_an_interrupted_call_is_cancelled(background: Background) -> None:
             raise
 
     class Interrupted(_WakeupPipe):
-        def wait(self, _: float) -> bool:
+        def wait(self, _seconds: float) -> bool:
             assert started.wait(LONG)
             raise KeyboardInterrupt
 
@@ -257,7 +257,7 @@ def test_a_call_that_was_interrupted_before_its_start_never_runs(background: Bac
         return True
 
     class Interrupted(_WakeupPipe):
-        def wait(self, _: float) -> bool:
+        def wait(self, _seconds: float) -> bool:
             raise KeyboardInterrupt
 
     background.post(may_go_on.wait)
