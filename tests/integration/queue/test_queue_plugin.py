@@ -92,7 +92,7 @@ async def test_a_handler_gets_each_message_and_its_context(db: Database) -> None
     queue.on("plg:queue:message-completed", received.append)
     await db.use_plugin(queue)
     ids = await db.resources.tasks.enqueue_many([{"n": n} for n in range(20)])
-    await until(lambda: len(received) == 20)
+    await until(lambda: len(received) == len(completed) == 20)
     assert [task.n for task, _ in seen] == list(range(20))
     task, context = seen[0]
     assert task["n"] == 0
@@ -219,6 +219,7 @@ async def test_a_failing_message_is_retried_and_then_dead(db: Database) -> None:
     await queue.enqueue({"kind": "poison"})
     await queue.enqueue_many([{"kind": "good"}] * 5)
     await until(lambda: queue.stats()["dead"] == 1 and queue.stats()["completed"] == 5)
+    await until(lambda: len(failures) == 4, "its callbacks have run")
     assert attempts == [1, 2, 3, 4]
     assert failures == [(f"boom {n}", "poison") for n in attempts]
     (dead,) = await queue.dead_letters()
