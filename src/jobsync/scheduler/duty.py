@@ -88,6 +88,8 @@ class Duty:
         self._has_asked = False
         """Whether the runs at the start were asked for without an election."""
         self._progress = Progress()
+        self._former_fleet = set[str]()
+        """What the last leader has noted, until this one has seen who is alive."""
 
     @property
     def announced(self) -> Mapping[str, tuple[str, ...]]:
@@ -180,7 +182,7 @@ class Duty:
     async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
         """Return the jobs that may have something undecided, by what the last leader noted."""
         before = await self._read_progress(term)
-        self._progress = Progress()
+        self._progress, self._former_fleet = Progress(), {*before.fleet}
         before = await self._request_starts(names, term, before)
         if (await self._jobs.code.read_defined()).code != code:
             # Another version of the code says when they are due.
@@ -292,11 +294,9 @@ class Duty:
         term = self._term
         if term is None or not term.epoch:
             return
-        fleet = {*self._progress.fleet}
-        if fleet != {incarnation.rpartition(".")[0] for incarnation in self._membership.living}:
-            # Also if no job runs at the start: the next leader may have one. What the last check
-            # has seen may be incomplete.
-            fleet = await self._find_fleet()
+        # Also if no job runs at the start: the next leader may have one.
+        living = {incarnation.rpartition(".")[0] for incarnation in self._membership.living}
+        fleet = living | self._former_fleet
         if not self.is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
@@ -319,6 +319,7 @@ class Duty:
             self.is_dirty = True
             raise
         self._progress = progress
+        self._former_fleet = set()
 
 
 def _request_start(state: JobState, request: RunRequest) -> JobState | None:

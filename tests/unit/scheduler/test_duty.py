@@ -22,6 +22,7 @@ NOW = 1_800_000_060
 """A minute after a full hour."""
 HOURLY = JobDefinition(schedule="@hourly")
 DAILY = JobDefinition(schedule="@daily")
+ON_START = msgspec.structs.replace(DAILY, run_on_start=True)
 RUN = ActiveRun(id="run", instant=1, owner="dead.1", started_at=1.0)
 
 
@@ -37,6 +38,8 @@ class Succession:
         self.term = Term(self.store, 2, lambda: True, components.ids)
         self.workers = ["w"]
         """Those that are alive."""
+        self.seen = ["w"]
+        """Those of them that the last check of the leader has seen."""
         self._components = components
 
     def add(self, name: str, definition: JobDefinition, **fields: Any) -> None:
@@ -96,8 +99,8 @@ class FleetMembership:
 
     @property
     def living(self) -> frozenset[str]:
-        """The live sessions; without the latest, which the last check has not seen yet."""
-        return frozenset(f"{name}.1" for name in [*self._succession.workers[:-1], "w"])
+        """The live sessions, as of the last check."""
+        return frozenset(f"{name}.1" for name in self._succession.seen)
 
     async def members(self) -> list[Any]:
         """Read who is alive."""
@@ -176,7 +179,7 @@ async def test_progress_is_noted_when_any_part_of_it_has_changed(runs_on_start: 
     assert await note() is None
     for workers in (["a", "w"], ["a"], ["b", "w"]):
         # Nothing was decided meanwhile.
-        succession.workers = workers
+        succession.workers = succession.seen = workers
         noted = await note()
         assert noted is not None
         assert noted.fleet == tuple(workers)
@@ -187,6 +190,27 @@ async def test_progress_is_noted_when_any_part_of_it_has_changed(runs_on_start: 
     assert noted is not None
     assert noted.fleet == ("b", "w")
     assert await note() is None
+
+
+async def test_a_leader_that_has_not_seen_the_fleet_yet_notes_that_of_the_last_one() -> None:
+    """If it ended now, its successor would take the others for a new fleet."""
+    succession = Succession()
+    succession.add("job", ON_START)
+    succession.workers = ["a", "b", "w"]
+    before = msgspec.structs.replace(NOTED, fleet=("a", "b", "dead"))
+    await succession.take_over(before)
+    duty = succession.open_duty()
+    await duty.take_over()
+
+    async def note() -> list[str]:
+        await duty.write_progress(lambda _: set())
+        noted = await succession.store.get(succession.jobs.progress_key)
+        assert noted is not None
+        return list(noted.value["fleet"])
+
+    assert await note() == ["a", "b", "dead", "w"]
+    succession.seen = ["a", "b", "w"]
+    assert await note() == ["a", "b", "w"]
 
 
 async def test_a_leader_follows_each_part_of_what_operators_note() -> None:
@@ -287,7 +311,6 @@ async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
     assert noted.value["open"] == ["second"]
 
 
-ON_START = msgspec.structs.replace(DAILY, run_on_start=True)
 PAUSE = JobPause(at=1.0, by="ann", reason="it deletes things")
 
 
