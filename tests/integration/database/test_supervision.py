@@ -283,3 +283,29 @@ async def test_a_listener_that_comes_too_late_is_not_begun(components: Component
     assert (begun, asyncio.all_tasks()) == (["in time"], tasks)
     # It was closed, so that it is not reported as never awaited.
     assert inspect.getcoroutinestate(late) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_listeners_that_do_not_end_are_cancelled_after_their_time(
+    components: Components, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A stop waits for them for some seconds, and then until they have ended."""
+    monkeypatch.setattr("jobsync.database.supervisor._GRACE", 0.01)
+    supervisor = Supervisor(components)
+    await supervisor.start()
+    tasks = asyncio.all_tasks()
+    told: list[str] = []
+
+    async def listen() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            told.append("cancelled")
+
+    for _ in range(count):
+        supervisor._run_listener(listen())
+    async with asyncio.timeout(60):
+        await supervisor.stop()
+    assert told == ["cancelled"] * count
+    assert asyncio.all_tasks() <= tasks

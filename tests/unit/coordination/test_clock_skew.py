@@ -1,5 +1,7 @@
 """The comparison of a machine's wall clock with a server's that tells its time in listings."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from jobsync import Components, Events
 from jobsync.coordination.clock_skew import ClockComparison, WriteTimes, list_with_probe
-from jobsync.stores.contract import Head
+from jobsync.stores.contract import Change, Head, Outcome
 
 KEY = "session/a.1"
 
@@ -140,6 +142,56 @@ class ServerTime(BilledStore):
             msgspec.structs.replace(head, written_at=None) if not self.tells else head
             for head in found
         ]
+
+
+class SlowServer(ServerTime):
+    """A bucket far away: each request takes some seconds there, and some back."""
+
+    def __init__(self, clocks: list[FakeClock], there: float, back: float) -> None:
+        components = Components(clock=clocks[0], randomness=SeededRandomness(1), events=Events())
+        super().__init__(components=components)
+        self.clocks, self.there, self.back = clocks, there, back
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass everywhere."""
+        for clock in self.clocks:
+            clock.mono_seconds += seconds
+            clock.wall_seconds += seconds
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.pass_time(self.there)
+        outcomes = await super().write(changes)
+        self.pass_time(self.back)
+        return outcomes
+
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        self.pass_time(self.there)
+        found = await super().heads(prefix, after=after, until=until, limit=limit)
+        self.pass_time(self.back)
+        return found
+
+
+@pytest.mark.parametrize("there", [0.0, 5.0, 100.0])
+@pytest.mark.parametrize("back", [0.0, 5.0, 100.0])
+@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
+async def test_a_probe_says_when_it_was_sent_and_known_however_slow_it_was(
+    there: float, back: float, skew: float
+) -> None:
+    """So an honest clock is not accused, and a wrong one is by no more than it is wrong."""
+    server, here = FakeClock(), FakeClock()
+    here.wall_seconds += skew
+    store = SlowServer([server, here], there, back)
+    components = Components(clock=here, randomness=SeededRandomness(2), events=Events())
+    listing = await list_with_probe(store, "meta/level/probe-", components)
+    comparison = ClockComparison(here)
+    assert listing.probe is not None
+    comparison.note_listed(listing.probe, {listing.probe.version: listing.write})
+    assert comparison.skew is not None
+    wrong = max(0.0, abs(skew) - 2 * (there + back) - 1.1)
+    assert wrong <= abs(comparison.skew) <= abs(skew) + 1e-5
+    assert comparison.skew * skew >= 0
 
 
 @pytest.mark.parametrize("skew", [-7200.0, 0.0, 7200.0])

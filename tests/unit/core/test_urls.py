@@ -451,6 +451,13 @@ def test_parameters_that_hold_no_secret_are_shown(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a-b", "1a", "wo!rd", "é", "a" * 41, "a%62"])
+def test_what_cannot_be_a_name_is_hidden_with_its_value(name: str) -> None:
+    """It may be a part of a password that has an `&`, and the value is not the only secret then."""
+    assert redact(f"any://h/d?user=u&{name}=x") == "any://h/d?user=***&***"
+    assert redact(f"any://h/d?{name}=") == "any://h/d?***"
+
+
 def test_the_parts_of_a_url_show_no_secret() -> None:
     """In a log or an error they look as the redacted URL does."""
     text = "any://u:hunter2@h:1/p?password=hunter3"

@@ -304,6 +304,18 @@ def test_a_config_may_be_of_any_kind(shape: Any) -> None:
     assert str(found.origin("minimum_nodes")) == "default"
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_value_in_a_config_counts_although_it_is_false(shape: Any) -> None:
+    """A switch that is off is one, and a number of 0 is checked as any other."""
+    config = shape({"enabled": False, "locks_enabled": False}, {})
+    found = resolve_coordination(config=config, environ={"SYNC_LOCKS_ENABLED": "yes"})
+    assert found.value.given == {"enabled", "locks_enabled"}
+    assert not found.value.enabled
+    assert not found.value.locks_enabled
+    with pytest.raises(Misconfigured, match="minimum_nodes"):
+        resolve_coordination(config=shape({"minimum_nodes": 0}, {}))
+
+
 @pytest.mark.parametrize("config", [None, ModuleType("config"), {}, SimpleNamespace(sync=None)])
 def test_a_config_may_be_empty(config: Any) -> None:
     """Then the defaults apply."""
