@@ -591,13 +591,13 @@ async def test_who_has_just_become_a_candidate_can_ask_to_lead() -> None:
     slow = Slow(MemoryStore(name))
     slow.allowed.set()
     second = await join_store(MemoryStore(name), lambda _: slow, worker_timeout=60.0)
-    slow.requested.clear()
     slow.allowed.clear()
     heir = await second.coordinate("report")
     asking = asyncio.ensure_future(
         heir.ensure_coordinator(force=True, desired_coordinator=second.worker_id)
     )
-    await until(slow.requested.is_set, "its heartbeat is under way")
+    # This one, or the one before: its thread may have sent that before it was told to wait.
+    await until(lambda: slow.waiting, "a heartbeat is under way")
     await asyncio.wait([asking], timeout=0.05)
     slow.allowed.set()
     assert await asking == first.worker_id
@@ -709,10 +709,13 @@ class Slow(StoreDecorator):
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self.requested, self.allowed = threading.Event(), threading.Event()
+        self.waiting = 0
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         self.requested.set()
+        self.waiting += 1
         await asyncio.to_thread(self.allowed.wait)
+        self.waiting -= 1
         return await super().write(changes)
 
 
