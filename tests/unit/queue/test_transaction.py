@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from chance import FakeClock, SeededRandomness
+from waiting import until
 
 from jobsync import Components, Invalid, MessageClaimLost, OutcomeUnknown, Unavailable
 from jobsync.coordination.membership import Membership
@@ -353,6 +354,17 @@ def test_a_shorter_time_limit_is_not_kept_waiting_by_a_longer_one(
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
         assert not thread.is_alive()
+
+
+async def test_a_transaction_that_begins_while_the_thread_is_idle_is_limited_too() -> None:
+    """The thread stays for a while after the last one, and is told of the next."""
+    limits = transaction_backend._TimeLimits()
+    for _ in range(3):
+        expired = threading.Event()
+        limits.add(Mock(expire=expired.set), 0.0)
+        await until(expired.is_set, "it is rolled back", timeout=30.0)
+        # Otherwise it would find the next one without being told.
+        await until(limits._changed._waiters.__len__, "the thread is idle")  # type: ignore[attr-defined]
 
 
 def test_each_process_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
