@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -281,6 +282,24 @@ async def deploy(succession: Succession, definition: JobDefinition) -> None:
     assert await JobCode(known, *parts).define(["daily"])
 
 
+async def test_changes_of_operators_that_could_not_be_read_are_read_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: an operator's run is started at the next beat, not when the job is due."""
+    succession = Succession()
+    succession.add("job", DAILY)
+    await succession.take_over(NOTED)
+    duty = succession.open_duty()
+    await duty.take_over()
+    await succession.jobs.edits.note({"job": True})
+    down = AsyncMock(side_effect=Unavailable("store", "down"))
+    with monkeypatch.context() as patch:
+        patch.setattr(succession.jobs, "read_many", down)
+        with pytest.raises(Unavailable):
+            await duty.read_edited()
+    assert [await duty.read_edited(), await duty.read_edited()] == [["job"], []]
+
+
 @pytest.mark.parametrize("error", [None, Unavailable("store", "down"), OutcomeUnknown("key")])
 async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
     monkeypatch: pytest.MonkeyPatch, error: JobsyncError | None
@@ -291,6 +310,8 @@ async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
     await succession.take_over(NOTED)
     duty = succession.open_duty()
     await duty.take_over()
+    # The first note would be repeated for the fleet's sake.
+    await duty.write_progress(lambda _: set())
     put = Term.put
 
     async def decide_meanwhile(*arguments: Any) -> None:
