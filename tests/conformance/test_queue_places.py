@@ -77,6 +77,8 @@ PAGES_DIFFER = {
     "test_whoever_waits_for_a_limit_is_woken_when_there_is_room": _LIMITS,
     "test_limits_of_queues_are_their_own": _LIMITS,
     "test_a_full_queue_says_what_else_there_is": _LIMITS,
+    "test_what_only_a_limit_holds_back_is_known": _LIMITS,
+    "test_what_comes_back_may_be_held_back_by_a_limit": _LIMITS,
     "test_messages_are_claimed_at_the_rate_of_the_queue": _LIMITS,
     "test_both_limits_hold": _LIMITS,
     "test_no_more_messages_of_a_task_are_claimed_than_it_allows": _LIMITS,
@@ -1442,6 +1444,59 @@ async def test_a_full_queue_says_what_else_there_is(
     location.advance(60)
     assert (await backend.claim(5, session=ME, visibility=60)).suspects
     assert values(await claim(backend, suspects=True)) == [1]
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+@pytest.mark.parametrize(
+    ("how", "tasks", "is_held_back"),
+    [
+        ({}, None, True),
+        ({}, ["", "send"], True),
+        ({}, ["send"], False),
+        ({"task": "send"}, ["send", "other"], True),
+        ({"task": "send"}, ["", "other"], False),
+        ({"task": "send"}, None, False),
+        ({"priority": 3}, [""], True),
+        ({"priority": 3, "task": "send"}, ["send"], True),
+        # Its delay is over in a minute.
+        ({"delay": 60.0}, None, False),
+        ({"delay": 60.0, "task": "send"}, ["send"], False),
+    ],
+)
+async def test_what_only_a_limit_holds_back_is_known(
+    location: QueueLocation,
+    how: dict[str, Any],
+    tasks: list[str] | None,
+    order: QueueOrder,
+    *,
+    is_held_back: bool,
+) -> None:
+    """What could be claimed now by who knows the task: not what is delayed, claimed or paused."""
+    backend = await location.open("emails", order=order, limits=QueueLimits(rate=0.0001))
+    await push(backend, 1, task="first")
+    await push(backend, 2, **how)
+    assert values(await claim(backend, tasks=["first"])) == [1]
+    assert not await backend.has_claimable(["first"])
+    assert await backend.has_claimable(tasks) is is_held_back
+    location.advance(60)
+    assert await backend.has_claimable(tasks) is (is_held_back or "delay" in how)
+    await backend.pause("a pause")
+    assert not await backend.has_claimable(tasks)
+
+
+@pytest.mark.parametrize("task", ["", "send"])
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_what_comes_back_may_be_held_back_by_a_limit(
+    location: QueueLocation, task: str, *, is_dead: bool
+) -> None:
+    """A retry, and the message of a dead worker."""
+    backend = await location.open("emails", limits=QueueLimits(rate=0.0001))
+    await push(backend, 1, task=task)
+    messages = await claim(backend, tasks=[task])
+    assert not await backend.has_claimable([task])
+    await (backend.end_claims({ME}) if is_dead else settle(backend, messages, "retry"))
+    assert await backend.has_claimable([task])
+    assert await claim(backend, tasks=[task]) == []
 
 
 @OF_QUEUE_OR_TASK

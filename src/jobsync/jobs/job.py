@@ -158,6 +158,8 @@ class Job(JobInspection):
         if guard is not None:
             is_early = guard.is_left_early(2)
             guard.release()
+            # Not when it is entered: a signal may come just before, or while that fails.
+            self._is_stopping = False
             self._close(is_done=kind is None and not is_early)
 
     def can_claim_task(self, task: Task | object) -> bool:

@@ -289,8 +289,6 @@ class JobLifecycle:
         background, self._background = self._background, None
         if background is None:
             return
-        # Not when it is entered: a signal may come just before.
-        self._is_stopping = False
         node, self._node = self._node, None
         membership, self._membership = self._membership, None
         views, self._views = self._views, None

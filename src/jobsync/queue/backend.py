@@ -301,6 +301,20 @@ class QueueBackend(MessageOperations):
     async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
 
+    async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
+        """Whether a limit holds back messages that could be claimed now.
+
+        Only databases have limits.
+
+        Args:
+            tasks: as in `claim`.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        del tasks
+        return False
+
     @abstractmethod
     async def find_newer(self) -> Mapping[int, int]:
         """Count the unfinished messages of newer code, by their format."""

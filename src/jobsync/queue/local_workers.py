@@ -93,7 +93,7 @@ class LocalWorkers:
         self._drains = 0
         """How many calls of `drain` run, without those of handlers."""
         self._is_interrupted = False
-        """Whether the worker in the background has stopped for them."""
+        """Whether the worker in the background has stopped for them, or has not started."""
 
     @property
     def running(self) -> int:
@@ -127,9 +127,15 @@ class LocalWorkers:
         return f"the store has not answered its claims for {worker.silence:.0f} s"
 
     def start(self) -> None:
-        """Handle messages in the background; if a worker does, let it know of new tasks."""
+        """Handle messages in the background; if a worker does, let it know of new tasks.
+
+        While `drain` runs it waits for its end.
+        """
         if self._background is not None:
             self._apply_pause()
+            return
+        if self._drains:
+            self._is_interrupted = True
             return
         self._background = self._build()
         self._apply_pause()

@@ -204,6 +204,8 @@ class Worker(ClaimHolder):
         failures = 0
         while not (self._slots.is_stopping or self._is_done()):
             self._changed.clear()
+            # What ends while a claim is under way may let others be claimed, unseen by it.
+            was_idle = not self._in_flight
             try:
                 claimed = await self._fetch()
                 failures = 0
@@ -220,7 +222,7 @@ class Worker(ClaimHolder):
             # The claimed messages start before more are requested.
             await asyncio.sleep(0)
             if not (claimed.more or self._quarantine.is_wanted):
-                is_last = self._until_empty and not self._in_flight
+                is_last = self._until_empty and was_idle and not self._in_flight
                 if is_last and not await self._is_held_back(claimed):
                     return
                 await wait_for_change(self._changed, self._find_poll_wait(claimed))
@@ -230,7 +232,7 @@ class Worker(ClaimHolder):
         if claimed.rate is None:
             return False
         try:
-            return (await self.backend.count()).get("ready", 0) > 0
+            return await self.backend.has_claimable(self._find_tasks())
         except Unavailable as error:
             # Nobody knows: the next claim asks again.
             self.on_failure(error)

@@ -227,6 +227,10 @@ class RecordingBackend(QueueBackend):
         """Count the messages in each state."""
         return await self._inner.count()
 
+    async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
+        """Whether a limit holds back messages that could be claimed now."""
+        return await self._inner.has_claimable(tasks)
+
     async def find_newer(self) -> Mapping[int, int]:
         """Count the messages of newer code."""
         return await self._inner.find_newer()

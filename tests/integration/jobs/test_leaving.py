@@ -261,7 +261,7 @@ def test_stopping_ends_loops_normally(memory: str, states: Read) -> None:
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-@pytest.mark.parametrize("moment", ["before", "meanwhile", "while it is left"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile", "while it is left", "before it fails"])
 def test_stopping_before_entering_takes_nothing(
     memory: str, monkeypatch: pytest.MonkeyPatch, moment: str, is_enabled: bool
 ) -> None:
@@ -271,6 +271,9 @@ def test_stopping_before_entering_takes_nothing(
     async def interrupt(*arguments: Any) -> Any:
         job.stop()
         return await open_store(*arguments)
+
+    async def fail(*_: Any) -> Any:
+        raise Unavailable("store", "down")
 
     def stop_late(views: SqlViews) -> None:
         job.stop()
@@ -282,6 +285,12 @@ def test_stopping_before_entering_takes_nothing(
         job.stop()
     elif moment == "meanwhile":
         monkeypatch.setattr(membership if is_enabled else job_lifecycle, "open_store", interrupt)
+    elif moment == "before it fails":
+        job.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(membership if is_enabled else job_lifecycle, "open_store", fail)
+            with pytest.raises(Unavailable):
+                job.__enter__()
     else:
         with job, monkeypatch.context() as patch:
             patch.setattr(SqlViews, "close", stop_late)

@@ -960,6 +960,60 @@ async def test_draining_waits_for_what_a_rate_holds_back(
         assert await queue.count() == count - drained
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_draining_waits_for_retries_that_a_rate_holds_back(locate: Locate, kind: str) -> None:
+    """They wait for a rate as new messages do."""
+    queue = QueuePlugin(
+        resource="tasks", max_attempts=2, backoff=lambda _: 0, rate_limit="20/second"
+    )
+
+    @queue.task(name="fail")
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async with Database(locate(kind), plugins=[queue]):
+        queue.pause()
+        await fail.enqueue_many([{}] * 2)
+        assert await queue.drain() == 4
+        assert await queue.count("dead") == 2
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize(("most", "group"), [(1, None), (None, "a")])
+async def test_draining_goes_on_when_what_held_others_back_has_ended(
+    locate: Locate, monkeypatch: pytest.MonkeyPatch, kind: str, most: int | None, group: str | None
+) -> None:
+    """Although a claim that saw it in work is answered only after its end."""
+    has_asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Document) -> None:
+        await has_asked.wait()
+
+    async def note_end(*_: Any) -> None:
+        ended.set()
+
+    queue = QueuePlugin(
+        resource="tasks", on_message=handle, on_complete=note_end, max_concurrency=most
+    )
+    claim = SqlBackend.claim
+
+    async def claim_late(*arguments: Any, **options: Any) -> ClaimResult:
+        ended.clear()
+        claimed = await claim(*arguments, **options)
+        if not claimed.messages and not has_asked.is_set():
+            has_asked.set()
+            await ended.wait()
+        return claimed
+
+    async with Database(locate(kind), plugins=[queue]):
+        await queue.stop()
+        await queue.enqueue_many([{}] * 3, group=group)
+        queue.pause()
+        monkeypatch.setattr(SqlBackend, "claim", claim_late)
+        await queue.start()
+        assert await queue.drain() == 3
+
+
 async def test_draining_waits_for_messages_in_flight(db: Database) -> None:
     """They are done and counted when it returns; then the background worker continues."""
     begun, seen = asyncio.Event(), list[int]()

@@ -271,6 +271,25 @@ async def test_the_background_goes_on_after_the_last_of_several_drains(
     await around.end()
 
 
+@pytest.mark.parametrize("has_background", [True, False])
+async def test_a_handler_that_is_added_during_a_drain_starts_nothing_beside_it(
+    *, has_background: bool
+) -> None:
+    """The background starts after the drain, also if it did not run before."""
+    around = Surroundings()
+    if has_background:
+        finish(await around.start())
+    draining, worker = await around.drain()
+    started = len(around.workers)
+    around.local.start()
+    assert len(around.workers) == started
+    finish(worker)
+    await draining
+    assert len(around.workers) == started + 1
+    assert around.events[-1] == "started"
+    await around.end()
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 async def test_a_drain_starts_the_background_again_unless_the_queue_stops(
     *, is_running: bool

@@ -9,7 +9,7 @@ import itertools
 import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count, check_seconds
@@ -76,6 +76,22 @@ _BACKOFF = ExponentialBackoff(first=0.05, longest=4.0, jitter=0.5)
 _ID: Final = 0
 _DELIVERIES: Final = 2
 """Indices in such a row."""
+
+
+class WantedTasks(NamedTuple):
+    """The tasks whose messages a caller wants."""
+
+    names: tuple[str, ...] = ()
+    """In order."""
+    is_plain: bool = True
+    """Whether messages without a task are wanted."""
+
+    @classmethod
+    def read(cls, tasks: Collection[str] | None) -> Self:
+        """Return the tasks of a call of `claim`."""
+        if tasks is None:
+            return cls()
+        return cls(tuple(sorted({*tasks} - {""})), "" in tasks)
 
 
 class ClaimRequest(NamedTuple):
@@ -202,9 +218,8 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         """Claim messages; bury those that cannot be read."""
         del at_most
         (claim,) = self._ids.nonces(1)
-        named = tuple(sorted({*tasks} - {""})) if tasks is not None else ()
-        is_plain = tasks is None or "" in tasks
-        request = ClaimRequest(limit, claim, session, visibility, suspects, named, is_plain)
+        wanted = WantedTasks.read(tasks)
+        request = ClaimRequest(limit, claim, session, visibility, suspects, *wanted)
         claimed = await self._claim(request)
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []
@@ -219,6 +234,10 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         return ClaimResult(
             messages, claimed.suspects, claimed.due, claimed.lapse, claimed.more, claimed.rate
         )
+
+    async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
+        """Whether a limit holds back messages that could be claimed now."""
+        return await self._has_claimable(WantedTasks.read(tasks))
 
     def _is_limited(self, request: ClaimRequest) -> bool:
         """Whether the messages of a claim are counted."""
@@ -349,6 +368,10 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
 
     @abstractmethod
     async def _claim(self, request: ClaimRequest) -> ClaimedRows: ...
+
+    @abstractmethod
+    async def _has_claimable(self, wanted: WantedTasks) -> bool:
+        """Whether anything could be claimed if there were no limits."""
 
     @abstractmethod
     async def _settle(self, batch: Sequence[Settlement]) -> set[str]:

@@ -34,6 +34,7 @@ from jobsync.queue.sql.common import (
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
+    WantedTasks,
     check_batch,
 )
 from jobsync.queue.sql.joined_connections import build_connection_error
@@ -200,6 +201,12 @@ class PostgresBackend(PostgresForgetting, SqlBackend):
             scan.next_full = start
             return await self._claim(request)
         return claimed
+
+    async def _has_claimable(self, wanted: WantedTasks) -> bool:
+        tasks = as_array(wanted.names)
+        parameters = {"queue": self.queue, "tasks": tasks, "plain": wanted.is_plain}
+        ((found,),) = await self._run_repeatable("has_claimable", parameters)
+        return bool(found)
 
     async def _promote(self, request: ClaimRequest) -> None:
         """Move messages whose delays are over to the places that their order gives them."""

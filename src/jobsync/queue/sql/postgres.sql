@@ -516,6 +516,33 @@ least((
   ) AS m
 ));
 
+-- name: has_claimable
+-- Whether anything could be claimed if there were no limits.
+SELECT {is_open} AND (EXISTS (
+  SELECT 1 FROM {known_tasks} CROSS JOIN LATERAL (
+    (
+      SELECT FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'task_ready' AND task = t.name AND {is_known} LIMIT 1
+    ) UNION ALL (
+      SELECT FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'task_ranked' AND task = t.name AND {is_known} LIMIT 1
+    ) UNION ALL (
+      SELECT FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'task_waiting' AND task = t.name AND due <= {now}
+      AND {is_known} LIMIT 1
+    )
+  ) AS m
+) OR ({is_plain} AND (EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'ready' AND {is_known}
+) OR EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'ranked' AND {is_known}
+) OR EXISTS (
+  SELECT 1 FROM {schema}.jobsync_message
+  WHERE queue = %(queue)s AND state = 'waiting' AND due <= {now} AND {is_known}
+))));
+
 -- name: promote_tasks
 -- Let messages of tasks whose delays are over take the places that their order gives them.
 WITH late AS MATERIALIZED (

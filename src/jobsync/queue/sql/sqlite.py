@@ -25,6 +25,7 @@ from jobsync.queue.sql.common import (
     ClaimedRows,
     ClaimRequest,
     SqlBackend,
+    WantedTasks,
 )
 from jobsync.queue.sql.joined_connections import (
     SQLITE_FIX,
@@ -62,6 +63,10 @@ _ID, _FINISHED = 1, 13
 """Indices in the row of a message for display."""
 
 
+_LOOKS = ("task_outlook", "has_waiting_tasks"), ("outlook", "has_waiting")
+"""The statements that look for messages of tasks, and only for those without one."""
+
+
 class SqliteBackend(SqliteMessageOperations, SqlBackend):
     """The messages of a queue in a file. Its arguments are those of `SqlBackend`."""
 
@@ -76,7 +81,7 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         super().__init__(access, queue, components, order, limits)
         self._access = access
         self._is_idle = False
-        self._has_foreign: defaultdict[tuple[Any, bool], bool] = defaultdict(lambda: True)
+        self._has_foreign: defaultdict[WantedTasks, bool] = defaultdict(lambda: True)
         """Whether there may be delays of another boot, by what the claims want."""
         self._has_foreign_claims = True
         """Whether there may be claims of another boot, which have lapsed."""
@@ -160,17 +165,14 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         return bool(exists)
 
     async def _claim(self, request: ClaimRequest) -> ClaimedRows:
-        parameters: dict[str, Any] = {
-            "queue": self.queue,
+        counted, tasks = self.limits if self._is_limited(request) else None, request.tasks
+        wanted = WantedTasks(tasks, request.is_plain)
+        parameters = {
+            **self._name_wanted(wanted),
             "suspects": request.suspects,
             "limit": request.limit,
-            "tasks": to_json(request.tasks),
-            "plain": request.is_plain,
         }
-        counted, tasks = self.limits if self._is_limited(request) else None, request.tasks
-        wanted = (tasks, request.is_plain)
-        names = ("outlook", "has_waiting"), ("task_outlook", "has_waiting_tasks")
-        look, find_waiting = names[wanted != ((), True)]
+        look, find_waiting = _LOOKS[wanted == WantedTasks()]
         await self._look_for_foreign_claims()
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
@@ -210,6 +212,15 @@ class SqliteBackend(SqliteMessageOperations, SqlBackend):
         if claimed.rows:
             self._unsettled.add(request.claim, claimed.rows)
         return claimed
+
+    async def _has_claimable(self, wanted: WantedTasks) -> bool:
+        look, _ = _LOOKS[wanted == WantedTasks()]
+        parameters = {**self._name_wanted(wanted), **self._read_delay_time(), "suspects": False}
+        ((has_others, has_suspects, *_),) = await self._access.read(SQL[look], parameters)
+        return bool(has_others or has_suspects)
+
+    def _name_wanted(self, wanted: WantedTasks) -> dict[str, Any]:
+        return {"queue": self.queue, "tasks": to_json(wanted.names), "plain": wanted.is_plain}
 
     async def _look_for_foreign_claims(self) -> None:
         """Look until there are none: no others follow. Newer ones may seem to lapse before them."""
