@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from proxy import Proxy
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from servers import Locate, PostgresServer
 from waiting import until
 
@@ -354,28 +355,31 @@ async def test_a_handler_that_ends_the_transaction_fails(
 
 
 async def test_savepoints_can_be_nested(effects: Effects) -> None:
-    """What is rolled back within them is not there; the rest is. On SQLite, errors end nothing."""
+    """What is rolled back within them is not there, nor an error; the rest is there."""
 
     async def handle(_: Document, context: Context) -> None:
         async with context.transaction() as connection:
             await effects.write(connection, "kept")
+            await execute(connection, "SAVEPOINT a")
+            await effects.write(connection, "undone")
+            await fail_quietly(connection)
+            await execute(connection, "ROLLBACK TO a")
+            await effects.write(connection, "kept too")
             if isinstance(connection, sqlite3.Connection):
                 connection.row_factory = lambda *_: {}
-                connection.execute("SAVEPOINT inner")
-                await effects.write(connection, "undone")
-                connection.execute("ROLLBACK TO inner")
+                # There errors end nothing.
                 await fail_quietly(connection)
                 return
             connection.row_factory = psycopg.rows.dict_row
             async with connection.transaction(force_rollback=True):
                 await effects.write(connection, "undone")
             async with connection.transaction():
-                await effects.write(connection, "kept too")
+                await effects.write(connection, "kept as well")
 
-    async with run_queue(effects, handle) as queue:
+    async with run_queue(effects, handle, max_attempts=1) as queue:
         await queue.enqueue({})
         await ended(queue)
-        assert {*effects.read()} - {"kept too"} == {"kept"}
+        assert {*effects.read()} - {"kept as well"} == {"kept", "kept too"}
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -850,32 +854,45 @@ async def test_a_transaction_lets_the_next_message_of_a_group_come(effects: Effe
         assert await queue.count("blocked") == 0
 
 
-@pytest.mark.parametrize("is_grouped", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("what", ["group", "max_concurrency", "group_concurrency"])
 async def test_a_transaction_wakes_those_who_wait_for_its_end(
-    locate: Locate, *, is_grouped: bool
+    locate: Locate, what: str, *, is_async: bool
 ) -> None:
-    """On PostgreSQL: another process can claim the next of the group, or has the free slot."""
+    """On PostgreSQL: another process can claim the next of the group, or has the free slot.
+
+    They are notified by the transaction itself, so none of its commits is without.
+    """
     effects = Effects("postgres", locate("postgres"))
-    is_started, is_over = asyncio.Event(), asyncio.Event()
+    is_started, is_over = threading.Event(), threading.Event()
+    servers: list[int] = []
 
     async def handle(_: Document, context: Context) -> None:
         is_started.set()
-        await is_over.wait()
+        await until(is_over.is_set, "somebody listens")
         async with context.transaction() as connection:
+            servers.append(connection.info.backend_pid)
             await effects.write(connection, context.id)
 
-    limits = {} if is_grouped else {"max_concurrency": 1}
-    async with run_queue(effects, handle, **limits) as queue:
-        await queue.enqueue({}, group="a" if is_grouped else None)
-        await is_started.wait()
+    def block(_: Document, context: BlockingContext) -> None:
+        is_started.set()
+        is_over.wait(10)
+        with context.transaction() as connection:
+            servers.append(connection.info.backend_pid)
+            effects.write_blocking(connection, context.id)
+
+    limits = {} if what == "group" else {what: 1 if what == "max_concurrency" else 2}
+    async with run_queue(effects, handle if is_async else block, **limits) as queue:
+        await queue.enqueue({}, group=None if what == "max_concurrency" else "a")
+        await until(is_started.is_set, "the handler runs")
         access: Any = queue.database.store.sql
         url = effects.url.partition("?")[0]
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as listener:
             await listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(access.channel)))
             is_over.set()
             async for note in listener.notifies(timeout=10):
-                # Stores that open notify as well.
-                if note.payload == "queue/default/tasks":
+                # Stores that open notify as well, and so does the push, a little later.
+                if note.payload == "queue/default/tasks" and note.pid in servers:
                     break
             else:
                 pytest.fail("nobody was woken")
@@ -1004,6 +1021,22 @@ def test_sql_that_ends_a_transaction_is_refused_on_postgresql(
             check_statement(statement, cursor)
     else:
         check_statement(statement, cursor)
+
+
+@pytest.mark.parametrize("status", TransactionStatus)
+def test_postgresql_refuses_statements_only_once_the_transaction_has_ended(
+    status: TransactionStatus,
+) -> None:
+    """Not after one that failed, or while others are under way: a savepoint may undo it."""
+    cursor = Mock(connection=SimpleNamespace(info=SimpleNamespace(transaction_status=status)))
+    if status == TransactionStatus.IDLE:
+        with pytest.raises(Invalid, match="a statement has ended it"):
+            check_statement("ROLLBACK TO a", cursor)
+        return
+    for statement in ("ROLLBACK TO a", "SELECT 1"):
+        check_statement(statement, cursor)
+    with pytest.raises(Invalid, match="must not end"):
+        check_statement("ROLLBACK", cursor)
 
 
 def test_nothing_but_its_owner_ends_a_transaction(tmp_path: Path) -> None:
