@@ -84,6 +84,22 @@ async def test_a_missing_id_is_generated_even_where_required(database: Database)
     assert batch == [3, 4, 5]
 
 
+@pytest.mark.parametrize("schema", [{}, {"id": "string"}, {"id": "string|optional"}], ids=str)
+async def test_a_missing_id_is_generated_where_the_schema_does_not_require_one(
+    database: Database, schema: dict[str, str]
+) -> None:
+    """Nor says anything of ids: alone, in a batch, and where the record may be there."""
+    tasks = await database.create_resource("tasks", {**schema, "n": "number"})
+    inserted = [
+        await tasks.insert({"id": None, "n": 1}),
+        await tasks.upsert({"id": None, "n": 2}),
+        *await tasks.insert_many([{"id": None, "n": 3}, {"n": 4}]),
+    ]
+    assert {task.id: task.n for task in await tasks.list()} == {
+        task.id: number for number, task in enumerate(inserted, 1)
+    }
+
+
 async def test_every_invalid_field_is_listed_and_nothing_is_written(sessions: Resource) -> None:
     """A refused record is not stored; the error lists all its problems."""
     bad = {"id": "x", "expires_at": "soon", "active": 1, "_mine": 1}

@@ -616,7 +616,10 @@ def test_type_checkers_know_every_option_of_a_plugin(
         (lambda _: Job("n", waitOnEnter=3), "Did you mean wait_on_enter?"),  # type: ignore[call-arg]
         (lambda _: Database(plugins=QueuePlugin("a")), "plugins must be a list"),  # type: ignore[arg-type]
         (lambda _: Database(Path("a.db")), "Write a URL such as sqlite:///a.db"),  # type: ignore[arg-type]
-        (lambda _: Database(connection=5), "connection must be a text (got 5)"),  # type: ignore[arg-type]
+        (
+            lambda _: Database(connection=5),  # type: ignore[arg-type]
+            "connection must be a text (got 5). Write a URL such as sqlite:///app.db",
+        ),
         (lambda _: Database(plugins=7), "plugins must be a list (got 7). Write plugins=["),  # type: ignore[arg-type]
     ],
 )

@@ -409,6 +409,35 @@ def test_an_unknown_option_is_refused() -> None:
         Sweeper(worker_timeouts=3)
 
 
+class Keeper(Sweeper):
+    """Notes the epochs of what it governs when it begins to lead, and whether it may write."""
+
+    governs = ("single/first", "single/second")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.sealed: list[int] = []
+        self.epoch = 0
+
+    async def on_become_coordinator(self) -> None:
+        records = await self.database.store.get_many(self.governs, tombstones=True)
+        assert self.term is not None
+        self.epoch = self.term.epoch
+        self.sealed = [-1 if record is None else record.epoch for record in records]
+        await super().on_become_coordinator()
+
+
+async def test_what_a_plugin_governs_is_sealed_before_its_first_hook() -> None:
+    """All its records, in each term, so that no earlier coordinator can write them."""
+    async with Database("memory://") as db:
+        keeper = await db.use_plugin(Keeper())
+        for epoch in (1, 2):
+            await until(lambda epoch=epoch: keeper.epoch == epoch and keeper.is_coordinator)  # type: ignore[misc]
+            assert keeper.sealed == [epoch, epoch]
+            await keeper.stop()
+            await keeper.start()
+
+
 async def test_classes_that_share_a_slug_are_one_kind() -> None:
     """A subclass with its parent's slug is a candidate for the same work."""
 

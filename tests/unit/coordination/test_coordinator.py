@@ -70,6 +70,34 @@ async def test_without_an_election_the_work_is_done() -> None:
     await membership.leave()
 
 
+@pytest.mark.parametrize("error", [None, ValueError("of the block")], ids=["returns", "raises"])
+async def test_a_block_with_a_membership_ends_with_its_session(
+    error: ValueError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it ends: the session has left, its thread has ended, and its store is closed."""
+    closed: list[Store] = []
+
+    class NotedStore(StoreDecorator):
+        async def close(self) -> None:
+            closed.append(self)
+            await super().close()
+
+    async def open_noted(*_: object) -> Store:
+        return NotedStore(store)
+
+    store = MemoryStore()
+    monkeypatch.setattr(membership_module, "open_store", open_noted)
+    threads = set(threading.enumerate())
+    with suppress(ValueError):
+        async with await Membership.join("memory://", **QUICK) as membership:
+            assert await membership.members()
+            if error is not None:
+                raise error
+    assert membership.store in closed
+    assert not await membership.members()
+    await until(lambda: threads.issuperset(threading.enumerate()), "its thread has ended")
+
+
 async def test_without_an_election_a_process_can_stand_back_too() -> None:
     """It stops its work, says why, and begins again when it stands."""
     components = Components.system()

@@ -28,13 +28,16 @@ TIMING = Timing(heartbeat=5, timeout=15)
             r"worker_timeout must be at least three heartbeats of 5 s \(got 14\)\. Use 15 or more",
         ),
         (0, 15, r"heartbeat_interval must .*more than 0.*got 0"),
+        (1201, 3600, r"heartbeat_interval must .*at most 1200 \(got 1201\)"),
+        (1500, 3600, r"heartbeat_interval must .*at most 1200 \(got 1500\)\. Did you mean 1\.5\?"),
+        (1200, 3601, r"worker_timeout must .*at most 3600 \(got 3601\)"),
         (0.05, 0.2, "must leave two heartbeats after the margin"),
     ],
 )
 def test_timings_that_do_not_fit_are_refused(
     heartbeat: float, timeout: float, message: str
 ) -> None:
-    """The error names the number to change."""
+    """The error names the number to change, and never suggests what is refused as well."""
     with pytest.raises(Invalid, match=message):
         Timing(heartbeat=heartbeat, timeout=timeout)
 

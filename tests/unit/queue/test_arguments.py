@@ -259,6 +259,18 @@ def test_a_name_as_in_javascript_gets_ours(name: str, meant: str) -> None:
         QueuePlugin("emails", **options)
 
 
+def test_an_option_that_is_like_no_other_gets_the_list_of_all() -> None:
+    """Its own and those of every plugin with a session, sorted."""
+    options: dict[str, Any] = {"qqqqqqqq": 1}
+    with pytest.raises(Invalid) as caught:
+        QueuePlugin("emails", **options)
+    fix = caught.value.fix
+    assert fix.startswith("use one of ")
+    listed = fix.removeprefix("use one of ").split(", ")
+    assert {"max_attempts", "worker_timeout"} < set(listed)
+    assert listed == sorted(listed)
+
+
 def test_a_decorator_with_parentheses_says_so() -> None:
     """Instead of an error about a missing argument."""
     with pytest.raises(Invalid, match=r"Write @queue\.handler, without parentheses"):

@@ -50,6 +50,35 @@ async def test_one_call_runs_in_each_thread() -> None:
     threads.join()
 
 
+async def test_two_callers_at_once_start_no_thread_too_many() -> None:
+    """A call of another thread may start the last one while this one is about to."""
+    threads = ThreadPool("test-late", 1)
+    lock = threads._lock
+
+    async def call() -> None:
+        await threads.run(int)
+
+    others = [threading.Thread(target=lambda: asyncio.run(call()))]
+
+    class LateLock:
+        def __enter__(self) -> None:
+            if others:
+                other = others.pop()
+                other.start()
+                other.join()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    threads._lock = LateLock()  # type: ignore[assignment]
+    assert await threads.run(pow, 2, 3) == 8
+    assert not others
+    assert sum(thread.name == "test-late" for thread in threading.enumerate()) == 1
+    threads.shutdown()
+    threads.join()
+
+
 async def test_a_single_caller_needs_few_threads() -> None:
     """Threads are started when all are busy, not for each call."""
     threads = ThreadPool("test-few", 32)
