@@ -1,6 +1,8 @@
 """Each setting has one value, a known origin, and a helpful message when it is wrong."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
@@ -28,7 +30,7 @@ from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueOptions, QueueSettings
 from jobsync.scheduler.settings import SchedulerOptions, SchedulerSettings
-from jobsync.setting_fields import Origin, convert_value, fields, mask_unknown
+from jobsync.setting_fields import Origin, convert_value, fields, mask_unknown, show_settings
 from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
 from jobsync.ttl.settings import TTLOptions, TTLSettings
 
@@ -389,6 +391,21 @@ def test_explain_gives_a_line_a_setting() -> None:
         "key = ***  (code)",
         "hosts = ['s3://***@bucket']  (code)",
     ]
+
+
+def test_settings_of_any_values_can_be_explained_and_are_not_kept() -> None:
+    """Also those that have no hash; what describes a type remembers none of its instances."""
+
+    class Tagged(msgspec.Struct, frozen=True, weakref=True):
+        tags: dict[str, str] = {}
+
+    tagged = Tagged({"a": "b"})
+    assert show_settings(tagged) == "Tagged(tags={'a': 'b'})"
+    assert fields(tagged) == fields(Tagged)
+    gone = weakref.ref(tagged)
+    del tagged
+    gc.collect()
+    assert gone() is None
 
 
 def test_reprs_show_no_secret() -> None:

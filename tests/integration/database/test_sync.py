@@ -1,6 +1,7 @@
 """`jobsync.sync`: the same names for callers that block, derived from the asynchronous classes."""
 
 import asyncio
+import copy
 import inspect
 import itertools
 import sqlite3
@@ -110,6 +111,25 @@ def test_messages_are_enqueued_handled_and_claimed(url: str) -> None:
         assert found.state == "completed"
         assert not pulled.cancel(following)
         assert pulled.stats()["enqueued"] == 1
+
+
+def test_an_object_has_the_public_names_only_of_what_it_is_around() -> None:
+    """So tools that look for optional methods of Python find none, and a copy stands for the same.
+
+    A half-made object, as `copy` makes one, says that it has no attributes yet.
+    """
+    queue = sync.QueuePlugin("mails")
+    assert vars(queue.wrapped).keys() & {"_name", "settings"}
+    for name in ("_backend", "_name", "__setstate__", "__deepcopy__", "_repr_html_"):
+        assert not hasattr(queue, name)
+    again = copy.copy(queue)
+    assert again == queue
+    assert again is not queue
+    assert again.wrapped is queue.wrapped
+    empty = sync.QueuePlugin.__new__(sync.QueuePlugin)
+    for name in ("wrapped", "resource_of_nobody"):
+        with pytest.raises(AttributeError, match="wrapped"):
+            getattr(empty, name)
 
 
 def test_methods_of_subclasses_are_called(url: str) -> None:

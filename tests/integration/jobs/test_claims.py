@@ -278,8 +278,13 @@ class ScriptedStore(FaultyStore):
 
     script: Sequence[str] = ()
     late: Sequence[Sequence[Change]] = ()
+    overtaken: Sequence[Change] = ()
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.overtaken:
+            # After what this write goes by was read.
+            await self.inner.write(self.overtaken)
+            self.overtaken = ()
         fault, *self.script = self.script or [""]
         match fault:
             case "refused":
@@ -287,6 +292,10 @@ class ScriptedStore(FaultyStore):
             case "late":
                 # It arrives when everything is over.
                 self.late = [*self.late, changes]
+                return [Unknown("late") for _ in changes]
+            case "just":
+                # It arrives just before the next write.
+                self.overtaken = changes
                 return [Unknown("late") for _ in changes]
             case "half":
                 # Of a batch, some replies are lost.
@@ -304,7 +313,7 @@ class ScriptedStore(FaultyStore):
             assert not any(isinstance(outcome, Applied) for outcome in outcomes)
 
 
-FAULTS = ("", "refused", "lost", "late", "half")
+FAULTS = ("", "refused", "lost", "late", "just", "half")
 
 
 async def check_stored(nodes: ClaimNodes, node: Claims, tasks: Sequence[str]) -> None:

@@ -135,6 +135,24 @@ async def test_a_revocation_is_acknowledged(owner: Owner) -> None:
     assert [len(change.removed) for change in owner.changes] == [0, TOTAL // 2]
 
 
+async def test_only_the_first_tokens_of_a_node_are_its_initial_ones(owner: Owner) -> None:
+    """Not those that it gains later, nor those of a new session; nor an assignment without any."""
+    before, after = exchanged()
+    # It has joined, and has no share yet.
+    assignment = msgspec.structs.replace(before.assignment, starts=(0,), holders=(2,))
+    no_share = Plan(assignment, before.exceptions)
+    first, second = (
+        Plan(msgspec.structs.replace(plan.assignment, number=number), plan.exceptions)
+        for number, plan in enumerate((before, after), 2)
+    )
+    for plan in (no_share, first, second):
+        await owner.owned_tokens.apply(plan)
+    owner.join(FIRST.incarnation)
+    await owner.owned_tokens.apply(second)
+    told = [(len(change.added), len(change.removed), change.is_initial) for change in owner.changes]
+    assert told == [(0, 0, False), (2, 0, True), (1, 1, False), (2, 0, False)]
+
+
 async def test_a_node_that_loses_and_gains_at_once_has_only_what_it_keeps_meanwhile(
     nodes: ClaimNodes, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -588,6 +588,17 @@ async def test_a_sweep_is_made_each_interval_and_at_once_when_elected(db: Databa
     assert min(gaps) >= 0.25
 
 
+async def test_sweeps_are_as_frequent_as_asked_for_whatever_the_heartbeat() -> None:
+    """A fleet with rare heartbeats, which cost money on objects, has frequent sweeps too."""
+    rare: dict[str, Any] = {**CALM, "heartbeat_interval": 600.0, "worker_timeout": 3600.0}
+    async with Database("memory://frequent") as database:
+        ttl = TTLPlugin(resources=["sessions"], default_ttl=5, cleanup_interval=0.1, **rare)
+        starts: list[Event] = []
+        ttl.on("plg:ttl:cleanup-started", starts.append)
+        await database.use_plugin(ttl)
+        await until(lambda: len(starts) >= 3, "three sweeps have begun")
+
+
 async def test_each_term_begins_with_a_sweep() -> None:
     """Also those of a process that has led before, however long the interval is."""
     async with Database("memory://terms") as database:
