@@ -6,6 +6,7 @@ see `BlockingContext`.
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -176,15 +177,15 @@ class BlockingContext:
 
     def extend(self, seconds: float) -> bool:
         """Extend the claim to this many seconds from now; False means that it is lost."""
-        return asyncio.run_coroutine_threadsafe(self._context.extend(seconds), self._loop).result()
+        return self._run(self._context.extend(seconds))
 
     def ack(self, result: Json = None) -> bool:
         """Complete the message; False means that the claim was lost before."""
-        return asyncio.run_coroutine_threadsafe(self._context.ack(result), self._loop).result()
+        return self._run(self._context.ack(result))
 
     def nack(self, error: object = "not acknowledged") -> bool:
         """Fail this attempt; False means that the claim was lost before."""
-        return asyncio.run_coroutine_threadsafe(self._context.nack(error), self._loop).result()
+        return self._run(self._context.nack(error))
 
     def transaction(self, timeout: float | None = None) -> AbstractContextManager[Any]:
         """Write to the queue's own database, together with the completion of the message.
@@ -213,7 +214,7 @@ class BlockingContext:
     def _leave(self, block: "TransactionBlock", error: BaseException | None) -> None:
         try:
             self._run(block.leave(error))
-        except (RuntimeError, asyncio.CancelledError) as gone:
+        except (RuntimeError, CancelledError) as gone:
             # The worker's loop is closed, or has cancelled this.
             block.cut()
             raise MessageClaimLost(self.id, "its worker has ended") from gone

@@ -3,11 +3,13 @@
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
 from chance import FakeClock
 
+from jobsync import MessageClaimLost
 from jobsync.core.messages import Completed, Failed, HandlerVerdict
 from jobsync.queue.backend import Message, Receipt
 from jobsync.queue.context import BlockingContext, ClaimOwner, Context
@@ -126,3 +128,54 @@ async def test_a_plain_function_has_seen_a_loss_only_if_it_has_looked(*, is_read
         assert blocking.lost
     context.lost = False
     assert blocking.has_shown_loss == blocking.lost == is_read
+
+
+class LeftBlock:
+    """A transaction whose end fails."""
+
+    def __init__(self, end: BaseException | None) -> None:
+        self.is_cut = False
+        self._end = end
+
+    async def __aenter__(self) -> str:
+        return "connection"
+
+    async def leave(self, error: BaseException | None) -> None:
+        del error
+        if self._end is not None:
+            raise self._end
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+@pytest.mark.parametrize(
+    ("end", "is_cut"),
+    [
+        (None, False),
+        (RuntimeError("Event loop is closed"), True),
+        # Found: the function got an error of the standard library.
+        (asyncio.CancelledError(), True),
+    ],
+    ids=repr,
+)
+async def test_a_transaction_whose_worker_has_ended_is_cut(
+    end: BaseException | None, *, is_cut: bool, is_failed: bool
+) -> None:
+    """Its function hears that the claim is lost, whether or not it had failed by then."""
+    block = LeftBlock(end)
+    context = Context(MESSAGE, "worker-1", FakeClock(), 30.0, cast("ClaimOwner", Owner()))
+    setattr(context, "open_blocking_transaction", lambda _: block)  # noqa: B010 - a method
+    blocking = BlockingContext(context, asyncio.get_running_loop())
+
+    def work() -> None:
+        with blocking.transaction() as connection:
+            assert connection == "connection"
+            if is_failed:
+                raise ValueError("no")
+
+    expected = MessageClaimLost if is_cut else ValueError
+    with pytest.raises(expected) if is_cut or is_failed else nullcontext():
+        await asyncio.to_thread(work)
+    assert block.is_cut == is_cut
