@@ -5,17 +5,44 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 from waiting import until
 
-from jobsync import Components, Database, Event, SchedulerPlugin
+from jobsync import (
+    Components,
+    Database,
+    Event,
+    Misconfigured,
+    OutcomeUnknown,
+    SchedulerPlugin,
+    Unavailable,
+)
 from jobsync.core.clock import SystemClock, Wall
+from jobsync.core.job_state import JobState
+from jobsync.scheduler.job_store import JobStore
 
-__all__ = ["EVERY_SECOND", "NEVER", "QUICK", "SettableClock", "Stage", "run_scheduler"]
+__all__ = [
+    "EVERY_SECOND",
+    "NEVER",
+    "OUTAGES",
+    "QUICK",
+    "SettableClock",
+    "Stage",
+    "fail_once",
+    "run_scheduler",
+]
 
 EVERY_SECOND = "* * * * * *"
 NEVER = "0 0 29 2 *"
 """Not while a test runs, on most days."""
 QUICK: dict[str, Any] = {"heartbeat_interval": 0.2, "worker_timeout": 1, "skip_cold_start": True}
+OUTAGES: dict[str, Exception] = {
+    "silent": Unavailable("the store", "it does not answer"),
+    "forbidden": Misconfigured("url", "…", "does not allow this (403)", "allow it"),
+    "stored, and the reply is lost": OutcomeUnknown("job", "lost"),
+    "never stored, and the reply is lost": OutcomeUnknown("job", "lost"),
+}
+"""What may happen to a request."""
 
 
 class SettableClock(SystemClock):
@@ -50,6 +77,21 @@ class Stage:
         """Wait for an event of a kind; return the first."""
         await until(lambda: self.heard(name, **fields), f"{name} {fields}", 20)
         return self.heard(name, **fields)[0]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, outage: str) -> None:
+    """Let the next request fail that stores new jobs, in one of the ways of `OUTAGES`."""
+    create = JobStore.create_many
+
+    async def fail(jobs: JobStore, states: Mapping[str, JobState]) -> set[str]:
+        if not states:
+            return set()
+        monkeypatch.setattr(JobStore, "create_many", create)
+        if outage.startswith("stored"):
+            await create(jobs, states)
+        raise OUTAGES[outage]
+
+    monkeypatch.setattr(JobStore, "create_many", fail)
 
 
 @asynccontextmanager

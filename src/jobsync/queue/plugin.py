@@ -29,7 +29,7 @@ from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import Document, RecordT
 from jobsync.database.home_loop import on_home_loop
 from jobsync.database.record_types import RecordType
-from jobsync.errors import Invalid, JobsyncError, Unavailable
+from jobsync.errors import Invalid, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue import events
 from jobsync.queue.backend import QueueBackend, QueuePart, name_queue, show_queue
 from jobsync.queue.completed_ttl import CompletedTtl
@@ -318,13 +318,17 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
         """Let the schedulers that run enqueue a task; report it if there is none, or one refuses.
 
         Raises:
-            Unavailable: the store does not answer; this is called again.
+            Unavailable: the store does not answer, refuses, or its reply is lost; this is called
+                again.
         """
         for plugin in self.list_started():
             try:
                 await plugin.adopt_jobs({task: self.scheduled_jobs[task]})
             except Unavailable:
                 raise
+            except (Misconfigured, OutcomeUnknown) as error:
+                # The job is not adopted now; offered again, it is, also if it was stored.
+                raise Unavailable(self.database.store.name, str(error).rstrip(".")) from error
             except JobsyncError as error:
                 self._reporter.on_failure(error)
         await self._warn_of_crons(task)

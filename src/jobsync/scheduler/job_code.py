@@ -65,6 +65,8 @@ class JobCode:
         """Whether this process has stored a version of the code that was unknown."""
         self._others: dict[str, frozenset[str]] = {}
         """The jobs of other versions of the code, by digest."""
+        self._unnoted = set[str]()
+        """Jobs that may have been defined anew, which leaders are not told yet."""
 
     def change(self) -> None:
         """Publish the digest again, soon: jobs were added or removed."""
@@ -135,17 +137,23 @@ class JobCode:
         for name, definition in definitions.items():
             if name in created:
                 self._emit(events.JobAdded(job_name=name))
-            elif name in missing or _differs(stored[name].state, definition):
+            elif (
+                name in missing or name in self._unnoted or _differs(stored[name].state, definition)
+            ):
+                is_noted = name not in self._unnoted
+                # Before the write, whose reply may be lost: the next call finds nothing to change.
+                self._unnoted.add(name)
                 try:
                     after, is_changed = await self._redefine(name, definition, worker, now)
                 except (Corrupt, NewerFormat) as error:
                     self._jobs.report(name, error)
                     after, is_changed = None, False
                 is_current = is_current and after is not None and after.definition == definition
-                if is_changed and after is not None:
+                if after is not None and (is_changed or not is_noted):
                     replaced[name] = after.is_special
         if replaced:
             await self._jobs.edits.note(replaced)
+        self._unnoted.difference_update(names)
         return is_current
 
     async def find_lacking(

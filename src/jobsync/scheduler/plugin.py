@@ -13,6 +13,7 @@ Without an election (`enable_coordinator=False`) every process fires; the store 
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Unpack
 
@@ -20,7 +21,14 @@ from jobsync.components import Components
 from jobsync.coordination.heartbeats import OUTAGE_ERRORS
 from jobsync.core.job_state import ActiveRun, JobState, find_schedule
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
-from jobsync.errors import Corrupt, Invalid, NewerFormat
+from jobsync.errors import (
+    Corrupt,
+    Invalid,
+    Misconfigured,
+    NewerFormat,
+    OutcomeUnknown,
+    Unavailable,
+)
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
@@ -131,7 +139,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             chosen = self._add(given, {"schedule": schedule, "action": function, **options})
             if self.is_running:
                 self._learn(chosen)
-                self.run_in_background(lambda: self._get_parts().register(chosen), f"adds {chosen}")
+                self.run_in_background(partial(self._register, chosen), f"adds {chosen}")
             return function
 
         return decorate
@@ -385,6 +393,21 @@ class SchedulerPlugin(CoordinatorPlugin):
             options.action, components=self.database.components, threads=self._threads
         )
         self._known[name] = KnownJob(name, options, executor)
+
+    async def _register(self, name: str) -> None:
+        """Store the definition of a job that was added while this runs, unless it was removed.
+
+        Raises:
+            Unavailable: the store does not answer, refuses, or its reply is lost; this is called
+                again.
+        """
+        if name not in self._known:
+            return
+        try:
+            await self._get_parts().register(name)
+        except (Misconfigured, OutcomeUnknown) as error:
+            # Any other error than this one would make the database fail.
+            raise Unavailable(self.database.store.name, str(error).rstrip(".")) from error
 
     async def _try_to_publish(self) -> None:
         """Publish which jobs this process has; `_follow` does it if that fails."""

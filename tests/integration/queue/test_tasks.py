@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from scheduler_stage import EVERY_SECOND, OUTAGES, fail_once
 from servers import Locate
 from waiting import until
 
@@ -17,6 +18,7 @@ from jobsync import (
     Context,
     Database,
     Document,
+    Event,
     Invalid,
     NoResult,
     QueuePlugin,
@@ -321,6 +323,44 @@ async def test_a_task_with_a_cron_may_be_added_to_a_queue_that_runs(
         await scheduler.run_job("later")
         await until(lambda: queue.stats()["completed"] == 1, "it is handled")
         assert len(reports) == (scheduler_is == "full")
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+async def test_a_task_with_a_cron_that_is_added_during_an_outage_is_enqueued_after_it(
+    monkeypatch: pytest.MonkeyPatch, outage: str
+) -> None:
+    """Found: it never was if the store forbade the request, or the reply was lost."""
+    queue, scheduler = QueuePlugin("tasks"), SchedulerPlugin()
+    reports: list[Event] = []
+    async with Database("memory://", plugins=[queue, scheduler]) as db:
+        for name in ("plg:queue:error", "db:work-postponed", "db:failed"):
+            db.on(name, reports.append)
+        fail_once(monkeypatch, outage)
+        queue.task(name="late", cron=EVERY_SECOND)(lambda: None)
+        await until(lambda: queue.stats()["completed"], "it has run", 20)
+        assert [job.name for job in await scheduler.list_jobs()] == ["late"]
+        (report,) = reports
+        assert report.name == "db:work-postponed"
+        assert str(OUTAGES[outage]).rstrip(".") in report["error"]
+
+
+async def test_a_task_with_a_cron_that_the_scheduler_refuses_is_offered_once() -> None:
+    """Another try would be refused, too."""
+    queue, scheduler = QueuePlugin("tasks"), SchedulerPlugin()
+    reports: list[Event] = []
+    async with Database("memory://", plugins=[queue, scheduler]) as db:
+        for name in ("plg:queue:error", "db:work-postponed", "db:failed"):
+            db.on(name, reports.append)
+        scheduler.job("0 4 * * *", name="late")(lambda: None)
+        queue.task(name="late", cron="0 3 * * *")(lambda: None)
+
+        def is_offered() -> bool:
+            return not any(work.get_name().endswith("offers a job") for work in queue._tasks)
+
+        await until(is_offered, "it was offered", 20)
+        (report,) = reports
+        assert report.name == "plg:queue:error"
+        assert "is the name of another job" in report["error"]
 
 
 def test_what_cannot_be_a_task_is_refused_when_it_is_defined() -> None:

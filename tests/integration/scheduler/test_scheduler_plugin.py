@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
-from scheduler_stage import EVERY_SECOND, NEVER, QUICK, SettableClock, Stage, run_scheduler
+from scheduler_stage import (
+    EVERY_SECOND,
+    NEVER,
+    OUTAGES,
+    QUICK,
+    SettableClock,
+    Stage,
+    fail_once,
+    run_scheduler,
+)
 from servers import Locate
 from waiting import until
 
@@ -21,6 +30,7 @@ from jobsync import (
     JobContext,
     JobRunning,
     NotFound,
+    OutcomeUnknown,
     Plugin,
     SchedulerPlugin,
     Unavailable,
@@ -105,6 +115,50 @@ async def test_a_decorated_function_is_a_job(url: str) -> None:
         await until(lambda: {*calls[1:]} == {"early", "late"}, "both have run")
         assert (await stage.scheduler.job_status("early")).timezone == "Europe/Berlin"
         assert (await stage.scheduler.job_status("other")).description == "later"
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+async def test_a_decorated_function_is_stored_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch, outage: str
+) -> None:
+    """Found: the database failed if the store forbade the request, or the reply was lost."""
+    reports: list[Event] = []
+    calls: list[float] = []
+    async with run_scheduler("memory://") as stage:
+        for name in ("db:work-postponed", "db:failed"):
+            stage.database.on(name, reports.append)
+        fail_once(monkeypatch, outage)
+        stage.scheduler.job(EVERY_SECOND, name="late")(lambda: calls.append(time.time()))
+        await until(lambda: calls, "it has run", 20)
+        assert [job.name for job in await stage.scheduler.list_jobs()] == ["late"]
+        (report,) = reports
+        assert report.name == "db:work-postponed"
+        assert str(OUTAGES[outage]).rstrip(".") in report["error"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_removed_job_that_comes_back_is_fired_whatever_becomes_of_the_reply(
+    url: str, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """Found: the leader was not told of a job that was stored by a request without a reply."""
+    calls: list[float] = []
+    tick = {"schedule": EVERY_SECOND, "action": lambda: calls.append(time.time())}
+    async with run_scheduler(url, {"tick": tick}) as leader, run_scheduler(url) as other:
+        await until(lambda: calls, "it has run")
+        await other.scheduler.remove_job("tick")
+        await leader_knows(leader, "tick", is_active=False)
+        calls.clear()
+        change = JobStore.change
+
+        async def lose_reply(jobs: JobStore, *of: Any) -> NoReturn:
+            await change(jobs, *of)
+            monkeypatch.undo()
+            raise OutcomeUnknown("job", "lost")
+
+        if is_lost:
+            monkeypatch.setattr(JobStore, "change", lose_reply)
+        other.scheduler.job(EVERY_SECOND, name="tick")(idle)
+        await until(lambda: calls, "the leader fires it again", 20)
 
 
 async def has_code(stage: Stage, name: str, expected: bool) -> bool:

@@ -9,6 +9,7 @@ from jobsync.components import Components
 from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.scheduler.code_versions import CodeVersions, digest_code
+from jobsync.scheduler.edits import JobEdits
 from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.memory import MemoryStore
@@ -198,6 +199,33 @@ async def test_a_version_is_noted_as_stored_only_if_all_its_definitions_hold(
     await late.register_all()
     defined = await fleet.jobs.code.read_defined()
     assert (defined.code == late.digest) is (not newer)
+
+
+@pytest.mark.parametrize("lost", ["definition", "note"])
+async def test_leaders_are_told_of_a_new_definition_whose_reply_was_lost(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """When it is stored again, once: it is stored already, and leaders go by what is noted."""
+    await fleet.start(1, job="@daily").define(["job"])
+    change = JobStore.change
+
+    async def lose(jobs: Any, *of: Any) -> NoReturn:
+        if lost == "definition":
+            await change(jobs, *of)
+        raise OutcomeUnknown("key", "lost")
+
+    code = fleet.start(2, job="@hourly")
+    with monkeypatch.context() as patch:
+        part, name = (JobStore, "change") if lost == "definition" else (JobEdits, "note")
+        patch.setattr(part, name, lose)
+        with pytest.raises(OutcomeUnknown):
+            await code.define(["job"])
+    assert await fleet.read_schedules() == {"job": "@hourly"}
+    for _ in range(2):
+        assert await code.define(["job"])
+        edits = await fleet.jobs.edits.read()
+        assert edits is not None
+        assert edits.recent == ((1, "job"),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 
 from jobsync import Corrupt, Database, Misconfigured, OutcomeUnknown, SchedulerPlugin, Unavailable
-from jobsync.core.job_state import Gap
+from jobsync.core.job_state import Gap, JobDefinition, JobState
 from jobsync.errors import NewerFormat
 
 NEVER = "0 0 29 2 *"
@@ -202,6 +202,35 @@ async def test_a_leader_fires_its_jobs_even_if_it_cannot_publish_them(
         await scheduler.on_become_coordinator()
         assert told == [("publish",), ("job",)]
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("error", OUTAGES)
+async def test_a_job_that_is_removed_before_it_could_be_stored_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The next try finds that this process has it no more."""
+    scheduler = SchedulerPlugin()
+    # Another process has stored it.
+    stored = JobState(definition=JobDefinition(schedule=NEVER), defined_by="other", last=0)
+    async with Database("memory://", plugins=[scheduler]) as database:
+        await scheduler._get_parts().jobs.create_many({"job": stored})
+        postponed: list[Any] = []
+        database.on("db:work-postponed", postponed.append)
+
+        async def refuse(*_: Any) -> NoReturn:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler._get_parts().code, "define", refuse)
+            scheduler.job(NEVER, name="job")(idle)
+            await until(lambda: postponed, "it could not be stored")
+            await scheduler.remove_job("job")
+
+        def has_ended() -> bool:
+            return not any(work.get_name().endswith("adds job") for work in scheduler._tasks)
+
+        await until(has_ended, "nothing tries to store it")
+        assert await scheduler.list_jobs() == []
 
 
 async def test_a_job_that_could_not_be_added_is_published_no_more(
