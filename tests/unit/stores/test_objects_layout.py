@@ -1,5 +1,6 @@
 """Records and batches as objects: content, sizes, names."""
 
+import re
 from typing import Any
 
 import pytest
@@ -109,6 +110,22 @@ TRAIL = "x" * NONCE_LENGTH
 def test_foreign_content_is_corrupt(body: bytes) -> None:
     """Truncated, of the wrong type, or of a size that would be wrong in a listing."""
     with pytest.raises(Corrupt, match="a/b cannot be read"):
+        decode_object("a/b", body, "v")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'["%b",1,0,1,5]' % TRAIL.encode(), "a value in {} bytes"),
+        ((b'["%b",1,0,1,5]' % TRAIL.encode()).ljust(LIVE_SIZE - 1), "a value in {} bytes"),
+        ((b'["%b",1,0,1]' % TRAIL.encode()).ljust(LIVE_SIZE), "a tombstone in {} bytes"),
+        (b'["short",1,0,1]', "its trail is 'short'"),
+        (b"{", "not a record"),
+    ],
+)
+def test_corrupt_content_is_described(body: bytes, problem: str) -> None:
+    """What it is, and what is wrong with it: people decide by that whether it can be removed."""
+    with pytest.raises(Corrupt, match=re.escape(problem.format(len(body)))):
         decode_object("a/b", body, "v")
 
 
