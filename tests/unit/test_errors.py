@@ -162,6 +162,22 @@ def test_an_error_survives_pickling(error: JobsyncError) -> None:
     assert str(copy) == str(error)
 
 
+def _list_parameters(error: JobsyncError) -> set[str]:
+    return {*inspect.signature(type(error).__init__).parameters} - {"self"}
+
+
+BUILT_FROM_FIELDS = [error for error, _ in SAMPLES if _list_parameters(error) <= vars(error).keys()]
+
+
+@pytest.mark.parametrize("error", BUILT_FROM_FIELDS, ids=lambda case: type(case).__name__)
+def test_an_error_whose_fields_were_passed_by_name_survives_pickling(error: JobsyncError) -> None:
+    """None of its fields is lost on the way because of how it was built."""
+    built = type(error)(**{name: vars(error)[name] for name in _list_parameters(error)})
+    copy = pickle.loads(pickle.dumps(built))
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+
+
 def test_every_error_is_sampled_here() -> None:
     """The two tests above cover every error class."""
     assert {type(error) for error, _ in SAMPLES} == set(_public().values())

@@ -77,6 +77,15 @@ def test_every_command_has_json_and_every_option_has_a_variable() -> None:
     assert own - {"URL", "QUEUE_MAX_ATTEMPTS"} == COMMAND_LINE
 
 
+def test_every_command_and_every_option_is_explained() -> None:
+    """None is left to be guessed from its name."""
+    for words, command in COMMANDS.items():
+        assert (command.help or "").strip(), words
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert option.help, (words, option.opts)
+
+
 def _list_variables(parameter: click.Parameter) -> list[str]:
     names = parameter.envvar
     return [names] if isinstance(names, str) else list(names or ())

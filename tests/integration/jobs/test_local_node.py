@@ -6,7 +6,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -678,6 +678,77 @@ async def test_a_failure_is_recorded_after_an_interruption(store: Store) -> None
     await node.stop(1)
     (claim,) = await records.list_all({})
     assert (claim.run, claim.state) == (1, "failed")
+
+
+async def test_a_failure_that_comes_while_others_are_recorded_is_recorded_next(
+    store: Store,
+) -> None:
+    """Its own call was interrupted while it waited for that."""
+    faulty = FaultyStore(store)
+    records = StoredRecords(faulty, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, Components.system().clock, records)
+    await node.claim(["a", "b"])
+    faulty.is_unavailable = True
+    with pytest.raises(Unavailable):
+        await node.finish(["a"], "failed")
+    faulty.is_unavailable = False
+    faulty.gate = asyncio.Event()
+    recording = asyncio.create_task(node.claim(["a"]))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await node.finish(["b"], "failed")
+    faulty.gate.set()
+    assert await recording == {}
+    await node.stop(60)
+    states = {claim.task: claim.state for claim in await records.list_all({})}
+    assert states == {"a": "failed", "b": "failed"}
+
+
+@pytest.mark.parametrize("fault", ["", "hangs", "is_unavailable"])
+async def test_the_store_of_a_node_is_closed_at_its_end(store: Store, fault: str) -> None:
+    """Also if what failed cannot be recorded any more, or not in time; that is told."""
+    closed: list[str] = []
+
+    class Closing(FaultyStore):
+        async def close(self) -> None:
+            closed.append(self.name)
+
+    faulty = Closing(store)
+    records = StoredRecords(faulty, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    node = LocalNode(10, lambda _: 0, Components.system().clock, records)
+    await node.claim(["a"])
+    faulty.is_unavailable = True
+    with pytest.raises(Unavailable):
+        await node.finish(["a"], "failed")
+    faulty.is_unavailable = fault == "is_unavailable"
+    faulty.gate = asyncio.Event() if fault == "hangs" else None
+    errors = {"hangs": TimeoutError, "is_unavailable": Unavailable}
+    with pytest.raises(errors[fault]) if fault else nullcontext():
+        await node.stop(0.01 if fault == "hangs" else 60)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("look", ["find_done", "claim"])
+async def test_what_was_found_to_be_done_is_offered_no_more(store: Store, look: str) -> None:
+    """With `once_per_date`: another process has done it since this one began."""
+    nodes = [
+        LocalNode(
+            10,
+            lambda _: 0,
+            FakeClock(),
+            StoredRecords(store, Components.system(), KEYS, DAY, name, lambda _: 0),
+            once_per_date=True,
+        )
+        for name in ("one", "two")
+    ]
+    for node in nodes:
+        await node.start()
+    await nodes[0].claim(["x"])
+    await nodes[0].finish(["x"])
+    assert nodes[1].can_claim("x")
+    assert "x" in await getattr(nodes[1], look)(["x", "y"])
+    assert [nodes[1].can_claim(task) for task in ("x", "y")] == [False, look == "find_done"]
 
 
 async def test_failures_are_recorded_once_by_ends_at_the_same_time(store: Store) -> None:

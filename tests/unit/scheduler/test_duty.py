@@ -332,6 +332,20 @@ async def test_what_is_decided_while_progress_is_noted_is_in_the_next_note(
     assert noted.value["open"] == ["second"]
 
 
+@pytest.mark.parametrize("opened", [set(), {"daily"}, {"daily", "hourly"}])
+async def test_a_successor_looks_at_what_the_note_before_leaves_open(opened: set[str]) -> None:
+    """And at nothing else that was due until then: 10,000 jobs are not read for one."""
+    succession = Succession()
+    for name, definition in (("daily", DAILY), ("hourly", HOURLY)):
+        succession.add(name, definition)
+    await succession.take_over(None)
+    leader = succession.open_duty()
+    assert await leader.take_over() == {"daily", "hourly"}
+    leader.is_dirty = True
+    await leader.write_progress(lambda now: {*opened} if now == NOW else set())
+    assert await succession.open_duty().take_over() == opened
+
+
 PAUSE = JobPause(at=1.0, by="ann", reason="it deletes things")
 
 
