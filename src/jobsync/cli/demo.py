@@ -64,6 +64,9 @@ def demo(url: str | None, workers: int, seconds: float, *, keep: bool, as_json: 
     from jobsync.demo.show import DemoFailed, DemoScreen, DemoShow
 
     components = Components.system()
+    if url:
+        # Refused before there is anything to remove.
+        parse_url(url)
     folder = Path(tempfile.mkdtemp(prefix="jobsync-demo-"))
     url = url or f"sqlite:///{folder / 'demo.db'}"
     screen = DemoScreen() if as_json else _open_screen(components)
@@ -85,6 +88,7 @@ def demo(url: str | None, workers: int, seconds: float, *, keep: bool, as_json: 
     finally:
         screen.stop()
         if keep:
-            click.echo(f"kept: {folder}")
+            # Nothing but JSON may follow where JSON is expected.
+            click.echo(f"kept: {folder}", err=as_json)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -432,13 +432,27 @@ def test_the_command_tells_the_verdict_and_leaves_nothing(
     done = CliRunner().invoke(demo, words)
     assert done.exit_code == (0 if end == "good" else 1)
     assert folder.exists() is keeps
-    assert (f"kept: {folder}" in done.output) is keeps
-    if end == "failed":
-        assert done.stderr.splitlines() == [
-            *("first log", "second log", "Error: the workers did not start")
-        ]
-    elif as_json:
+    # Standard output is JSON alone, if it is that.
+    kept = [f"kept: {folder}"] if keeps else []
+    assert [line for line in done.stderr.splitlines() if line not in kept] == (
+        ["first log", "second log", "Error: the workers did not start"] if end == "failed" else []
+    )
+    assert not kept or kept[0] in (done.stderr if as_json else done.stdout)
+    if as_json:
         facts = {**msgspec.structs.asdict(verdict), "is_good": end == "good"}
-        assert msgspec.json.decode(done.output.splitlines()[0]) == facts
+        found = [] if end == "failed" else [facts]
+        assert [msgspec.json.decode(line) for line in done.stdout.splitlines()] == found
+    elif end == "failed":
+        assert "Counted from the store" not in done.stdout
     else:
         assert ("nothing was lost or doubled" in done.output) is (end == "good")
+
+
+@pytest.mark.parametrize("url", ["mysql://a", "sqlite", "s3://"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_wrong_url_leaves_no_folder(folder: Path, url: str, keeps: bool) -> None:
+    """It is refused before anything is made: there is nothing to keep, either."""
+    done = CliRunner().invoke(demo, ["--url", url, *(["--keep"] if keeps else [])])
+    assert done.exit_code != 0
+    assert not folder.exists()
+    assert "kept" not in done.output
