@@ -242,6 +242,9 @@ class _RegistryFace:
         return _wrap(self._registry[name])
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_registry":
+            # Of a half-made object, as `copy` makes one.
+            raise AttributeError(name)
         return _wrap(getattr(self._registry, name))
 
     def __contains__(self, name: object) -> bool:

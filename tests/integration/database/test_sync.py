@@ -132,6 +132,20 @@ def test_an_object_has_the_public_names_only_of_what_it_is_around() -> None:
             getattr(empty, name)
 
 
+@pytest.mark.parametrize("name", ["resources", "plugins"])
+def test_a_copy_of_a_view_shows_the_same(name: str) -> None:
+    """Found: to copy a view, or to ask a half-made one for anything, recursed without an end."""
+    with sync.Database("memory://", plugins=[sync.QueuePlugin("mails")]) as database:
+        database.create_resource("notes")
+        view: Any = getattr(database, name)
+        again = copy.copy(view)
+        assert [*again] == [*view]
+        assert len(again) > 0
+        assert all(again[each] == view[each] for each in view)
+        kind: Any = type(view)
+        assert not hasattr(kind.__new__(kind), "notes")
+
+
 def test_methods_of_subclasses_are_called(url: str) -> None:
     """Those that it adds, and those that it overrides; `enqueue_sync` blocks here as everywhere."""
 

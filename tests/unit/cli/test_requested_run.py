@@ -21,7 +21,7 @@ from jobsync.core.job_state import (
     Statistics,
 )
 from jobsync.errors import Unavailable
-from jobsync.scheduler.history import build_entry
+from jobsync.scheduler.history import HistoryEntry, build_entry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
 from jobsync.status.schedules import ScheduledJobStatus, read_schedules_status
@@ -48,11 +48,30 @@ async def open_job(statistics: Statistics, store: Store | None = None) -> JobOpe
     return JobOperations(jobs, components, "ann")
 
 
-async def test_a_run_whose_record_is_pruned_ended_as_the_state_says() -> None:
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("success", ""), ("error", "KeyError: 1"), ("timeout", "it took 5 s"), ("lost", "it died")],
+)
+async def test_a_run_whose_record_is_pruned_ended_as_the_state_says(
+    status: RunStatus, error: str
+) -> None:
     """Found: a success was shown as lost, if retention was faster than the command."""
-    entry = await RequestedRun("job")._look(await open_job(end("asked")), REQUEST)
-    assert entry is not None
-    assert (entry.job_name, entry.status, entry.duration) == ("job", "success", 2.0)
+    statistics = end("asked")
+    assert statistics.last_run is not None
+    last = msgspec.structs.replace(statistics.last_run, status=status, error=error)
+    statistics = msgspec.structs.replace(statistics, last_run=last)
+    entry = await RequestedRun("job")._look(await open_job(statistics), REQUEST)
+    assert entry == HistoryEntry(
+        job_name="job",
+        status=status,
+        id="asked",
+        scheduled_time=100.0,
+        is_manual=True,
+        started_at=101.0,
+        ended_at=103.0,
+        duration=2.0,
+        error=error,
+    )
 
 
 @pytest.mark.parametrize(
