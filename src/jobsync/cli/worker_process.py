@@ -286,7 +286,7 @@ class Watchdog:
     def _handle(self, number: int, _: FrameType | None) -> None:
         """Pass a signal on if an event loop has replaced the wake-up descriptor."""
         current = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(current)
+        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
         if current != self._sent.fileno():
             self._sent.send(bytes([number]))
 

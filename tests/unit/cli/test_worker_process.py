@@ -16,7 +16,7 @@ from waiting import until
 from jobsync import Components, CoordinatorPlugin, Database, QueuePlugin
 from jobsync.cli import worker_process
 from jobsync.cli.health import HealthState
-from jobsync.cli.process_supervisor import ProcessSupervisor, SupervisorLink
+from jobsync.cli.process_supervisor import ProcessSupervisor, SupervisorLink, _watch_signals
 from jobsync.cli.worker_process import Watchdog, WorkerProcess
 from jobsync.coordination.events import StoreSilent, WorkerHeartbeat
 from jobsync.core.clock import Mono, SystemClock
@@ -363,3 +363,43 @@ def test_the_last_line_is_written_although_the_log_is_blocked(
         worker_process._log_briefly(level, f"at {level}")
     may_log.set()
     assert capfd.readouterr().err == "jobsync: at 30\njobsync: at 40\n"
+
+
+_MANY_SIGNALS = 2000
+"""A socket keeps some hundred."""
+
+
+def test_a_supervisor_drops_more_signals_than_are_kept_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As of processes that all end at once, while it starts others; one is enough."""
+    with _watch_signals() as received:
+        for _ in range(_MANY_SIGNALS):
+            signal.raise_signal(signal.SIGCHLD)
+        assert received.recv(1) == bytes([signal.SIGCHLD])
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_drops_more_signals_than_are_kept_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As while the thread that reads them waits for a log that is blocked; one is enough."""
+    is_read, may_go_on, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def block(_: str) -> None:
+        is_read.set()
+        may_go_on.wait()
+
+    watchdog = Watchdog(SystemClock(), block, is_over.set)
+    with watchdog.watch():
+        signal.raise_signal(signal.SIGTERM)
+        is_read.wait()
+        for _ in range(_MANY_SIGNALS):
+            signal.raise_signal(signal.SIGTERM)
+        # The thread ends before its sockets are closed.
+        watchdog._end = watchdog._clock.mono()
+        may_go_on.set()
+        is_over.wait()
+    for each in (watchdog._received, watchdog._sent):
+        each.close()
+    assert capfd.readouterr().err == ""
