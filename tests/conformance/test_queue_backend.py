@@ -2159,6 +2159,28 @@ async def test_a_purge_of_other_messages_leaves_results(backend: QueueBackend) -
     assert kept.result == 7
 
 
+@pytest.mark.parametrize("way", ["purge", "delete"])
+async def test_results_are_removed_with_their_messages(
+    location: QueueLocation, backend: QueueBackend, way: str
+) -> None:
+    """Nobody can ask for them any more; those of other queues stay."""
+    other = await location.open("letters")
+    for each, name in ((backend, "a"), (other, "b")):
+        await each.push(new_messages(name))
+        message = await take(each)
+        assert await settle(each, message.receipt, result=StoredResult("7"))
+    if way == "purge":
+        assert await backend.purge(["completed"]) == 1
+    else:
+        assert await backend.delete("id-a") == "deleted"
+    assert await backend.get("id-a") is None
+    kept = await other.get("id-b")
+    assert kept is not None
+    assert kept.result == 7
+    if isinstance(location, PostgresQueues | SqliteQueues):
+        assert location.execute("SELECT id FROM {}.jobsync_result") == [("id-b",)]
+
+
 async def test_results_are_forgotten_with_their_messages(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from chance import FakeClock
 
 from jobsync.events import Event
+from jobsync.queue import local_workers
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.worker import Worker
@@ -134,11 +135,18 @@ def finish(worker: FakeWorker, handled: int = 0) -> None:
     worker.finish()
 
 
+@pytest.fixture
+def within_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls of `drain` be those of handlers: the worker in the background runs on."""
+    monkeypatch.setattr(local_workers, "find_calling_worker", lambda _: object())
+
+
+@pytest.mark.usefixtures("within_a_handler")
 async def test_a_stop_waits_for_every_worker() -> None:
     """For that of a drain as for the one in the background; each has the time that is left."""
     around = Surroundings()
-    draining, drained = await around.drain()
     background = await around.start()
+    draining, drained = await around.drain()
     stopping = asyncio.ensure_future(around.local.stop())
     background.may_end.set()
     await background.ended.wait()
@@ -153,11 +161,12 @@ async def test_a_stop_waits_for_every_worker() -> None:
     assert await draining == 0
 
 
+@pytest.mark.usefixtures("within_a_handler")
 async def test_what_concerns_all_claims_reaches_every_worker() -> None:
     """A cancelled message may be in a drain, and a dead process may have any."""
     around = Surroundings()
-    _, drained = await around.drain()
     background = await around.start()
+    _, drained = await around.drain()
     await around.local.confirm("id-1")
     around.local.look_for_late_claims()
     for worker in (drained, background):
@@ -342,3 +351,16 @@ async def test_a_pause_holds_for_workers_that_start_later() -> None:
     assert worker.calls.count("wake") == 2
     assert [status and status.is_paused for status in around.published] == [True, False]
     await around.end()
+
+
+async def test_news_reach_the_worker_in_the_background() -> None:
+    """Of messages that were pushed here, while there is one: no store has to tell it."""
+    around = Surroundings()
+    around.local.wake()
+    worker = await around.start()
+    before = worker.calls.count("wake")
+    around.local.wake()
+    assert worker.calls.count("wake") == before + 1
+    await around.end()
+    around.local.wake()
+    assert worker.calls.count("wake") == before + 1

@@ -67,6 +67,21 @@ async def test_the_end_of_a_delay_wakes_the_worker(*, has_changed: bool) -> None
     assert calls.made == (["wake"] if has_changed else [])
 
 
+@pytest.mark.parametrize("call", ["enqueue", "enqueue_many", "with a key that is held"])
+async def test_a_push_wakes_the_worker_of_its_process(call: str) -> None:
+    """Whatever the store tells others: it polls at once."""
+    queue, calls = build(), Calls()
+    async with Database("memory://", plugins=[queue], work=False):
+        await queue.enqueue({"n": 1}, key="k")
+        workers, queue._workers = queue._workers, cast("Any", calls)
+        if call == "enqueue_many":
+            await queue.enqueue_many([{"n": 1}, {"n": 2}])
+        else:
+            await queue.enqueue({"n": 1}, key=None if call == "enqueue" else "k")
+        queue._workers = workers
+    assert calls.made == ["wake"]
+
+
 async def test_a_program_claims_again_after_its_claims_have_failed() -> None:
     """The part that keeps them may fail; the next call starts another."""
     queue = QueuePlugin("tasks")

@@ -155,6 +155,23 @@ async def test_a_damaged_record_is_written_as_if_messages_had_keys(
     assert other.has_keys
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_push_with_a_key_goes_on_although_the_record_of_its_queue_is_lost(
+    processes: Processes, is_lost: bool
+) -> None:
+    """Somebody has removed or damaged it after the first push; a pause writes it anew."""
+    store, producer = processes.start()
+    await producer.register()
+    (record,) = await store.scan("queue/")
+    await (store.drop([record.key]) if is_lost else store.put(record, {"since": "x"}))
+    for _ in range(2):
+        await producer.register_keys()
+    assert await producer.pause("for a test")
+    _, other = processes.start()
+    assert await other.is_paused()
+    assert other.has_keys
+
+
 class FailingStore(StoreDecorator):
     """Fails the first calls, one kind after the other."""
 

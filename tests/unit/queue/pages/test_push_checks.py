@@ -9,7 +9,7 @@ import pytest
 from jobsync import Invalid
 from jobsync.queue.backend import MAX_MESSAGE, NewMessage
 from jobsync.queue.pages.page import MAX_MESSAGES, MAX_PAGE_DEPTH, MAX_PUSH_BYTES
-from jobsync.queue.pages.push_checks import check_push
+from jobsync.queue.pages.push_checks import check_push, split_push
 
 
 def build(count: int = 1, **options: Any) -> list[NewMessage]:
@@ -54,6 +54,8 @@ def test_what_fits_in_one_page_is_accepted(name: str) -> None:
         for number, message in enumerate(FINE[name])
     ]
     assert check_push(messages) == [msgspec.json.encode(each.value) for each in messages]
+    # So they are in one page, and can all be claimed at once.
+    assert split_push(messages) == ([messages] if messages else [])
 
 
 WRONG: dict[str, tuple[Sequence[NewMessage], str]] = {
