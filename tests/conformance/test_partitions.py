@@ -150,15 +150,17 @@ def ids(documents: Sequence[Any]) -> list[str]:
     return [document.id for document in documents]
 
 
-async def read_pages(resource: Resource, where: Any, **chosen: Any) -> list[str]:
-    """Return the ids of all pages of two records."""
+async def read_pages(resource: Resource, where: Any, *, size: int = 2, **chosen: Any) -> list[str]:
+    """Return the ids of all pages, of which only the last may have fewer records."""
     found: list[str] = []
     after = None
     while True:
-        page = await resource.page(where, size=2, after=after, **chosen)
+        page = await resource.page(where, size=size, after=after, **chosen)
         found += ids(page.items)
         if (after := page.next) is None:
+            assert len(page.items) < size
             return found
+        assert len(page.items) == size
 
 
 async def check_region(resource: Resource, expected: Sequence[str], region: str = "eu") -> None:
@@ -302,6 +304,30 @@ async def test_queries_are_right_before_during_and_after_a_backfill(
         (index,) = process.resource("r").definition.indexes
         assert index.is_ready
     assert await list_notes(new) == []
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["built", "not built yet"])
+async def test_a_page_has_as_many_records_as_it_should_however_the_matches_are_spread(
+    fleet: Fleet, *, is_built: bool
+) -> None:
+    """Few among the first ones of a partition and many among the later ones, or the reverse."""
+    one = await fleet.start()
+    resource = await one.create_resource("r", partitions=BY_REGION if is_built else None)
+    spread = "a..." + "a..a" + "aaaaaaaa" + "........" + "aaa.aaab"
+    records = [
+        {"id": f"{number:02}", "region": "eu" if number % 5 else "us", "kind": kind}
+        for number, kind in enumerate(spread)
+    ]
+    await resource.insert_many(records)
+    if not is_built:
+        resource = await one.create_resource("r", partitions=BY_REGION)
+    expected = [each["id"] for each in records if (each["region"], each["kind"]) == ("eu", "a")]
+    chosen: dict[str, Any] = {"partition": "by_region", "partition_values": EU}
+    for size in range(1, len(expected) + 2):
+        where = {"kind": "a"}
+        assert await read_pages(resource, where, size=size, **chosen) == expected
+        assert await read_pages(resource, {**where, **EU}, size=size) == expected
+        assert ids(await resource.query(where, limit=size, **chosen)) == expected[:size]
 
 
 async def test_a_replaced_partition_is_found_by_processes_that_know_only_the_old_one(

@@ -119,6 +119,19 @@ def test_the_reply_to_a_listed_write_counts_whatever_is_listed_next(later: Head 
     assert comparison.age == 0
 
 
+@pytest.mark.parametrize("later", [None, Head(KEY, "v3")], ids=str)
+def test_a_listing_that_tells_nothing_leaves_the_one_before(later: Head | None) -> None:
+    """The reply to the write that was listed then may still be under way, and counts."""
+    clock = FakeClock()
+    comparison = ClockComparison(clock)
+    clock.wall_seconds += 60
+    comparison.note_listed(Head(KEY, "v2", 1_700_000_000.0), {})
+    comparison.note_listed(later, {"v1": WriteTimes(clock.mono(), clock.mono())})
+    assert comparison.skew is None
+    comparison.note_writes({"v2": WriteTimes(clock.mono(), clock.mono())})
+    assert comparison.skew == pytest.approx(59)
+
+
 def test_a_listing_without_times_tells_nothing() -> None:
     """Nor does one without the worker's own session."""
     clock = FakeClock()
