@@ -612,7 +612,67 @@ async def test_a_coroutine_can_be_cancelled(events: Events, failures: list[Handl
     assert failures == []
 
 
+async def test_a_part_that_has_a_host_of_its_own_leaves_coroutines_to_the_whole(
+    events: Events,
+) -> None:
+    """Once it has joined: they end with the whole, and not with the part."""
+    own: list[Any] = []
+    part, tasks = Events(own.append), list[Any]()
+    done: list[Event] = []
+
+    async def work(event: Event) -> None:
+        done.append(event)
+
+    part.on("test:coord:elected", work)
+    part.join(events)
+    events.host(lambda coroutine: tasks.append(asyncio.ensure_future(coroutine)))
+    part.emit(ELECTED)
+    await asyncio.gather(*tasks)
+    assert (len(own), done) == (0, [ELECTED])
+
+
 # The log
+
+
+class _FailingHandler(logging.Handler):
+    """A handler of log records that raises some error."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def emit(self, _: logging.LogRecord) -> None:
+        raise self._error
+
+
+def test_a_log_handler_that_fails_is_told_and_hides_no_event(events: Events) -> None:
+    """Listeners hear of the event first, and of the failure once, here and in the whole."""
+    part, received = Events(), list[Event]()
+    part.join(events)
+    events.on("*", received.append)
+    logger, handler = logging.getLogger("jobsync"), _FailingHandler(OSError("disk full"))
+    logger.addHandler(handler)
+    try:
+        for place in (events, part):
+            received.clear()
+            place.emit(Lost())
+            assert received == [
+                Lost(),
+                HandlerFailed(event=Lost.name, callback="logging", error="OSError: disk full"),
+            ]
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_an_exit_in_a_log_handler_ends_the_program(events: Events) -> None:
+    """As in any other function of the user's."""
+    logger, handler = logging.getLogger("jobsync"), _FailingHandler(SystemExit(3))
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(SystemExit):
+            events.emit(Lost())
+    finally:
+        logger.removeHandler(handler)
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:

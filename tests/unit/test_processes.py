@@ -99,9 +99,19 @@ def test_a_killed_process_has_ended(child: "subprocess.Popen[bytes]") -> None:
     assert has_ended(identity, PROCESSES)
 
 
-def test_a_number_that_was_given_again_is_another_process() -> None:
-    """The one that had it before has ended."""
-    assert has_ended(msgspec.structs.replace(own(), started=own().started - 1), PROCESSES)
+@pytest.mark.parametrize("error", [None, PermissionError])
+def test_a_number_that_was_given_again_is_another_process(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    """The one that had it before has ended, also if the new one is another user's."""
+    before = msgspec.structs.replace(own(), started=own().started - 1)
+
+    def refuse(*_: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert has_ended(before, PROCESSES)
 
 
 @pytest.mark.parametrize("field", ["host", "boot", "namespaces"])

@@ -46,6 +46,19 @@ def test_the_least_recently_used_answer_goes_first() -> None:
     assert cache.stats.evictions == 1
 
 
+def test_answers_that_make_room_are_counted_however_many_records_they_have() -> None:
+    """One for each record or listing that goes; one that is replaced makes no room."""
+    cache = make()
+    cache.keep(TASKS, ("list",), ["a", "b"], START)
+    cache.keep(TASKS, "c", "c", START)
+    cache.keep(TASKS, "c", "d", START)
+    assert cache.stats.evictions == 0
+    cache.keep(TASKS, ("other",), ["a", "b"], START)
+    assert (cache.stats.evictions, cache.stats.size) == (1, 3)
+    cache.keep(TASKS, ("third",), ["a", "b", "c"], START)
+    assert (cache.stats.evictions, cache.stats.size) == (3, 3)
+
+
 @pytest.mark.parametrize(
     ("answer", "size"),
     [

@@ -17,7 +17,7 @@ from jobsync.core.assignment import (
     token_maker,
 )
 from jobsync.core.plan_documents import to_document
-from jobsync.errors import NotFound
+from jobsync.errors import Corrupt, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
@@ -233,6 +233,31 @@ async def test_a_fleet_whose_leader_has_assigned_nothing_yet_has_no_shares(
     fleet = await read(store)
     assert (fleet.number, fleet.shares()) == (0, [])
     assert (await fleet.task("t", DAY)).owner is None
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+async def test_a_plan_is_read_again_as_often_as_it_is_replaced_meanwhile(times: int) -> None:
+    """Only one whose second part is missing although nobody replaces it is damaged."""
+    store = await open_store()
+    record = await store.create(
+        KEYS.assignment, to_document(build_assignment(1, exceptions="1-gone"))
+    )
+    number = 1
+
+    async def replace() -> None:
+        nonlocal number, record
+        number += 1
+        name = f"{number}-gone"
+        record = await store.put(record, to_document(build_assignment(number, exceptions=name)))
+        if number <= times:
+            store.then = replace
+
+    store.then = replace
+    with pytest.raises(Corrupt, match="is missing"):
+        await read(store)
+    assert number == times + 1
+    await store.create(KEYS.exceptions(f"{number}-gone"), to_document(Exceptions((), ())))
+    assert (await read(store)).number == number
 
 
 async def test_a_plan_that_is_replaced_while_it_is_read_is_read_again() -> None:
