@@ -6,7 +6,7 @@ import opcode
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, cast
 
@@ -42,6 +42,37 @@ async def test_a_cancelled_task_ends_after_the_call_that_it_awaits() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(background.stop)
+
+
+@pytest.mark.parametrize("error", [None, KeyError("a")])
+@pytest.mark.parametrize("is_on_loop", [False, True])
+def test_what_came_of_a_call_counts_although_the_loop_was_closed_before_the_caller_looked(
+    monkeypatch: pytest.MonkeyPatch, error: KeyError | None, is_on_loop: bool
+) -> None:
+    """The call has ended; only the news of that was late."""
+    loop = asyncio.new_event_loop()
+    calls = LoopCalls(loop, lambda: Unavailable("store", "it has ended", "connect again"))
+    calls.open()
+    submit = calls._submit
+
+    async def work() -> str:
+        loop.stop()
+        if error is not None:
+            raise error
+        return "result"
+
+    def submit_and_run(call: Any) -> None:
+        submit(call)
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        thread.join()
+        calls.end()
+        loop.close()
+
+    monkeypatch.setattr(calls, "_submit", submit_and_run)
+    with nullcontext() if error is None else pytest.raises(KeyError):
+        found = asyncio.run(calls.run(work())) if is_on_loop else calls.call(work())
+        assert found == "result"
 
 
 @pytest.mark.parametrize("caller", ["thread", "task", "cancelled task"])

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from jobsync.cli.demo import demo
 from jobsync.demo.observer import DemoSnapshot
-from jobsync.demo.screens import LineScreen, describe_verdict
+from jobsync.demo.screens import LineScreen, _DoneRate, describe_verdict
 from jobsync.demo.show import list_changes
 from jobsync.demo.verdict import DemoVerdict, judge
 from jobsync.demo.worker import TOKENS
@@ -136,6 +136,19 @@ def test_the_viewer_is_told_what_has_changed(
 ) -> None:
     """Only changes are told, and each once."""
     assert list(list_changes(before, now)) == told
+
+
+def test_the_rate_is_that_of_the_latest_looks() -> None:
+    """Nothing is known of it before time has passed; what was done long ago does not count."""
+    clock = FakeClock()
+    rate = _DoneRate(clock)
+    assert [rate.add(done) for done in (3, 3, 9)] == [0.0, 0.0, 0.0]
+    clock.mono_seconds += 2.0
+    assert rate.add(13) == 5.0
+    for _ in range(20):
+        clock.mono_seconds += 1.0
+        assert rate.add(14) < 5.0
+    assert rate.add(14) == 0.0
 
 
 def test_in_a_pipe_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
