@@ -19,7 +19,7 @@ from queue_locations import (
     find_empty_location,
 )
 
-from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
+from jobsync import Components, Event, Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.core.messages import FINISHED, LIVE, REVOKED, MessageState, Transition
 from jobsync.queue.backend import (
     MAX_MESSAGE,
@@ -65,6 +65,7 @@ PAGES_DIFFER = {
     "test_progress_of_dead_processes_is_forgotten_after_a_day": _HOUR,
     "test_progress_has_the_time_of_its_latest_report": "there are no rows to let be older",
     "test_messages_of_newer_code_are_not_changed_from_outside": _WHOLE,
+    "test_a_push_in_doubt_has_arrived_if_any_of_its_messages_is_there": "a page names its push",
 }
 """Tests that state the ways of a database, and why pages do it in another way.
 
@@ -753,17 +754,28 @@ async def test_a_message_that_dies_again_is_not_redriven_again(
     assert await backend.count() == {"dead": 2_345}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("emails", "the network is down"),
+        Misconfigured("url", "postgresql://", "may not write", "grant it"),
+    ],
+    ids=["unavailable", "misconfigured"],
+)
 async def test_a_redrive_that_fails_halfway_says_so(
-    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+    location: QueueLocation,
+    backend: QueueBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
-    """`Unavailable` would mean that nothing was done."""
+    """The error itself would mean that nothing was done."""
     await bury(backend, 1_500)
     redrive = type(backend)._redrive  # type: ignore[attr-defined]
-    answers = iter([None, Unavailable("emails", "the network is down")])
+    answers = iter([None, error])
 
     async def fail(self: Any, ids: Any, limit: int) -> int:
-        if (error := next(answers)) is not None:
-            raise error
+        if (answer := next(answers)) is not None:
+            raise answer
         return int(await redrive(self, ids, limit))
 
     monkeypatch.setattr(type(backend), "_redrive", fail)
@@ -1144,6 +1156,29 @@ async def test_concurrent_pushes_share_a_transaction_and_its_outcome(
     assert [type(outcome) for outcome in others] == [expected] * 39
     last = 120 if heals(location) else 81
     assert sorted(values(await claim(backend, 1000))) == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("state", ["ready", "claimed", "completed", "dead"])
+@pytest.mark.parametrize("left", [1, 2, 3])
+async def test_a_push_in_doubt_has_arrived_if_any_of_its_messages_is_there(
+    location: QueueLocation, backend: QueueBackend, left: int, state: str
+) -> None:
+    """It was all or nothing, and others may have deleted the rest before anybody looks."""
+    other = await location.open("emails")
+
+    async def act_meanwhile() -> None:
+        for number in {1, 2, 3} - {left}:
+            assert await other.delete(f"id-{number}") == "deleted"
+        if state != "ready":
+            message = await take(other)
+            if state != "claimed":
+                move: Transition = "complete" if state == "completed" else "bury"
+                assert await settle(other, message.receipt, move)
+
+    location.faults.lost_replies = 1
+    location.faults.meanwhile = act_meanwhile
+    await backend.push(new_messages(1, 2, 3))
+    assert await backend.count() == {state: 1}
 
 
 async def test_unreadable_errors_hide_no_message(
@@ -2214,6 +2249,27 @@ async def test_all_old_results_are_forgotten_a_part_at_a_time(
     ]
     assert isinstance(location, PostgresQueues | SqliteQueues)
     assert location.execute("SELECT count(*) FROM {}.jobsync_result")[0][0] == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_results_stay_with_messages_that_are_forgotten_later(
+    location: QueueLocation, backend: QueueBackend, limit: int
+) -> None:
+    """Also if they are old: otherwise they would look as if they had returned nothing."""
+    await backend.push(new_messages(*range(4)))
+    for number in range(4):
+        message = await take(backend, 1)
+        result = StoredResult("[1]") if number == 3 else None
+        assert await settle(backend, message.receipt, result=result)
+    location.advance(200)
+    # Pages remember what was completed for an hour.
+    is_kept = isinstance(location, PagesQueues)
+    assert await backend.forget("completed", older_than=100, limit=limit) == (
+        0 if is_kept else limit
+    )
+    info = await backend.get("id-3")
+    assert info is not None
+    assert info.result == [1]
 
 
 async def test_progress_stays_when_old_messages_are_forgotten(

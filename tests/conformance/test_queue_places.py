@@ -16,7 +16,7 @@ from queue_locations import (
     find_empty_location,
 )
 
-from jobsync import Components, OutcomeUnknown, Unavailable
+from jobsync import Components, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.core.messages import MessageState, Transition
 from jobsync.queue.backend import (
     Message,
@@ -626,26 +626,44 @@ async def test_who_has_not_seen_the_claims_settles_groups_and_others_together(
     assert await drain(backend) == [2]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the database", "it is refused"),
+        Misconfigured("url", "postgresql://", "may not write", "grant it"),
+    ],
+    ids=["unavailable", "misconfigured"],
+)
+@pytest.mark.parametrize("second", ["a group", "no result"])
 async def test_a_batch_that_is_settled_in_part_is_in_doubt(
-    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+    location: QueueLocation,
+    backend: QueueBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    second: str,
+    error: Exception,
 ) -> None:
-    """The claim without a group is settled, and that with one is not: not nothing was done."""
+    """The first claim is settled, and that with a group or without a result is not."""
     await push(backend, "plain")
     claimed = await claim(backend)
-    await push(backend, 1, 2, group="a")
-    claimed += await claim(backend)
+    await push(backend, 1, 2, group="a" if second == "a group" else None)
+    claimed += await claim(backend, 1)
     stranger = cast("SqlBackend", await location.open("emails"))
     if not hasattr(stranger, "_settle_groups"):
         pytest.skip("on SQLite one transaction settles all of them")
 
     async def refuse(_: object) -> None:
-        raise Unavailable("the database", "it is refused")
+        raise error
 
-    monkeypatch.setattr(stranger, "_settle_groups", refuse)
-    batch = [Settlement(receipt=each.receipt, move="complete") for each in claimed]
+    name = "_settle_groups" if second == "a group" else "_settle_plain"
+    monkeypatch.setattr(stranger, name, refuse)
+    first, other = [Settlement(receipt=each.receipt, move="complete") for each in claimed]
+    if second == "no result":
+        first = msgspec.structs.replace(first, result=StoredResult("7"))
+        other = msgspec.structs.replace(other, move="bury", error="no")
     with pytest.raises(OutcomeUnknown):
-        await stranger._settle(batch)
-    assert await backend.count() == {"completed": 1, "claimed": 1, "blocked": 1}
+        await stranger._settle([first, other])
+    left: MessageState = "blocked" if second == "a group" else "ready"
+    assert await backend.count() == {"completed": 1, "claimed": 1, left: 1}
 
 
 async def remove(backend: QueueBackend, number: int, claimed: Sequence[int]) -> None:

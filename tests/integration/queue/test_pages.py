@@ -577,11 +577,21 @@ async def test_foreign_objects_among_the_pages_hide_no_message(location: PagesQu
     assert ids(await claim(backend)) == [name]
 
 
+CRASHES = pytest.mark.parametrize(
+    "crash",
+    [Unavailable("store", "away"), Misconfigured("url", "s3://", "is forbidden", "allow it")],
+    ids=["unavailable", "misconfigured"],
+)
+"""What the store answers from some request on."""
+
+
+@CRASHES
 async def test_a_redrive_that_fails_halfway_says_so(
-    location: PagesQueues, monkeypatch: pytest.MonkeyPatch
+    location: PagesQueues, crash: JobsyncError
 ) -> None:
     """`Unavailable` would mean that nothing was done."""
     counting, backend = await open_counting(location)
+    counting.crash = crash
     for name in (1, 2):
         await backend.push(new_messages(name))
         await settle_all(backend, await claim(backend), "bury")
@@ -593,13 +603,17 @@ async def test_a_redrive_that_fails_halfway_says_so(
     assert await backend.count() == {"waiting": 2}
 
 
-async def test_a_purge_that_fails_halfway_says_so(location: PagesQueues) -> None:
+@CRASHES
+async def test_a_purge_that_fails_halfway_says_so(
+    location: PagesQueues, crash: JobsyncError
+) -> None:
     """`Unavailable` would mean that nothing was removed."""
     counting, backend = await open_counting(location)
+    counting.crash = crash
     for name in (1, 2):
         await backend.push(new_messages(name))
     counting.crash_at = counting.requests["PUT"]
-    with pytest.raises(Unavailable):
+    with pytest.raises(type(crash)):
         await backend.purge(["ready"])
     counting.crash_at = counting.requests["PUT"] + 1
     with pytest.raises(OutcomeUnknown, match="1 messages were removed before"):

@@ -282,6 +282,8 @@ async def test_the_pauses_of_a_new_outage_are_short_again(monkeypatch: pytest.Mo
     cast("Any", around.worker)._fetch = fetch_until_done
     await around.worker._fetch_until_done()
     assert pauses == [1, 2, 3, 1, 2, 1]
+    # And each failure is reported.
+    assert [facts for name, facts in around.reported if name == "on_failure"] == [(DOWN,)] * 6
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -294,3 +294,25 @@ async def test_a_listing_goes_on_after_names_of_others(process: Process) -> None
         found += part
     assert [(page.place, page.mark) for page in found] == [(PLACE, PageMark.READY)]
     assert after == ""
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
+async def test_a_lane_is_listed_to_its_end(process: Process, count: int, part: int) -> None:
+    """Each page once, however many a part of the listing has; or up to a time."""
+    places = [f"0/{name_page(NOW + number, 'n' * 12)}" for number in range(count)]
+    for place in places:
+        await process.put(build_page("ready"), place)
+    list_some, parts = process.pages.list_some, []
+
+    async def list_part(lane: str, *, after: str = "") -> Any:
+        parts.append(after)
+        assert parts.count(after) == 1
+        return await list_some(lane, after=after, limit=part)
+
+    cast("Any", process.pages).list_some = list_part
+    assert [page.place for page in await process.pages.list_all("0")] == places
+    for last in range(count):
+        parts.clear()
+        between = await process.pages.list_between(NOW, NOW + last)
+        assert [page.place for page in between] == places[: last + 1]
