@@ -183,6 +183,24 @@ async def test_a_dropped_resource_is_forgotten_only_when_nothing_of_it_is_left(
             assert found == [is_left, is_left]
 
 
+@pytest.mark.parametrize("note", [{"at": "yesterday"}, {"at": None}, {"at": [1]}, {}, [], "x", 1])
+async def test_a_note_that_does_not_say_when_its_resource_was_dropped_is_removed(
+    note: Any, clock: FakeClock
+) -> None:
+    """Like an old one; and all else is cleaned."""
+    components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+    store = MemoryStore(components=components)
+    await store.create("dropped/odd", note)
+    async with Database(connection=store, components=components) as database:
+        await fill(database)
+        await database.tidy()
+        assert await store.get("dropped/odd") is None
+        await clock.sleep(3 * HOUR)
+        await database.tidy()
+        left = tombstones(store)
+        assert not [key for key in left if key.startswith("data/") or key == "dropped/odd"]
+
+
 async def test_a_prefix_that_nobody_cleans_is_forgotten_after_ten_intervals(
     clock: FakeClock,
 ) -> None:
@@ -256,12 +274,13 @@ def test_an_unreadable_or_future_cleanup_time_is_overwritten() -> None:
             await database.use_plugin(SweeperPlugin())
             await asyncio.sleep(2 * HOUR)
             assert tidied
-            record = await store.get(LAST_CLEANUPS)
-            assert record is not None
-            await store.put(record, dict.fromkeys(record.value, 9e12))
-            tidied.clear()
-            await asyncio.sleep(2 * HOUR)
-            assert tidied
+            for wrong in (9e12, "yesterday", None, [1.0], {"at": 1.0}):
+                record = await store.get(LAST_CLEANUPS)
+                assert record is not None
+                await store.put(record, dict.fromkeys(record.value, wrong))
+                tidied.clear()
+                await asyncio.sleep(2 * HOUR)
+                assert tidied
 
     world.run(story)
 

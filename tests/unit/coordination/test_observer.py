@@ -16,7 +16,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing
 from jobsync.events import Events
 from jobsync.processes import NO_PROCESS, ProcessIdentity
-from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.contract import Change, Outcome, Record
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -134,6 +134,43 @@ async def test_who_watches_only_some_sessions_knows_of_no_others_that_they_live(
     assert trio.heir.living == frozenset()
     await trio.heir.check_all()
     assert trio.heir.living == {victim}
+
+
+class ReadsStore(StoreDecorator):
+    """Notes what is read by key."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.asked: list[str] = []
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        self.asked += keys
+        return await self.inner.get_many(keys, tombstones=tombstones)
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+async def test_who_lists_all_sessions_asks_nothing_more_of_one_that_was_removed(
+    *, is_expected: bool
+) -> None:
+    """It is not declared dead, and nothing falls due for it, unless somebody misses it."""
+    trio = Trio()
+    incarnation = await trio.meet()
+    store = ReadsStore(trio.store)
+    observer = Observer(store, trio.components[1], TIMING)
+    expected = [incarnation] if is_expected else []
+    await observer.check_all(expected)
+    await trio.store.drop([f"{SESSIONS}{incarnation}"])
+    store.asked.clear()
+    for _ in range(round(3 * TIMING.timeout)):
+        await trio.clock.sleep(1)
+        await observer.check_all(expected)
+        assert await observer.declare_dead() == []
+    assert observer.living == frozenset()
+    assert store.asked == []
+    assert observer.is_dead(incarnation) is is_expected
+    assert (observer.next_expiry(Mono(0.0)) is not None) is is_expected
 
 
 async def test_a_death_by_timeout_that_another_observer_writes_first_is_known_at_once() -> None:
