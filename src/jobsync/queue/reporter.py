@@ -3,9 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 from typing import Any, Protocol
 
 from jobsync.core.messages import (
@@ -41,7 +40,9 @@ _KIND = "a callback"
 _THREAD_PREFIX = "jobsync-callback"
 _MOST_FUNCTIONS = 10
 """The most plain callbacks that run at once, without those that have exceeded their timeout."""
-_MANY_THREADS = 1_000_000
+_MOST_THREADS = 1000
+"""The most threads, with those that nobody waits for any more. What finds none in its time is not
+called."""
 
 
 class ReportingQueue(Protocol):
@@ -89,7 +90,9 @@ class QueueReporter:
         self._on_error = on_error
         self._timeout = timeout
         self._threads: ThreadPoolExecutor | None = None
-        self._functions: dict[asyncio.Future[FunctionEnd], None] = {}
+        self._functions: dict[Future[FunctionEnd], None] = {}
+        """The calls that run, even if nobody waits for them any more. Their threads remove them: an
+        event loop may be closed before."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(_MOST_FUNCTIONS)
 
@@ -233,30 +236,61 @@ class QueueReporter:
     async def _call_on_thread(
         self, name: str, function: Handler, arguments: tuple[Any, ...]
     ) -> None:
-        """Call a plain function, and await what it returns; return when its thread is idle."""
+        """Call a plain function, and await what it returns; return when its time is over at most.
+
+        Nobody can stop a function that runs on after that, so nobody waits for it either.
+        """
+        call: Future[FunctionEnd] = Future()
         async with self._get_slots():
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_MANY_THREADS, _THREAD_PREFIX)
-            work = partial(copy_context().run, call_function, function, *arguments, kind=_KIND)
-            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-            self._functions[running] = None
-            running.add_done_callback(self._functions.pop)
             try:
                 async with asyncio.timeout(self._timeout):
-                    await asyncio.wait([running])
-                    result, problem = running.result()
+                    self._start(call, function, arguments)
+                    await asyncio.wait([asyncio.wrap_future(call)])
+                    result, problem = call.result()
                     if problem is None:
                         await await_result(result)
             except BaseException as error:
-                running.add_done_callback(_discard_result)
+                self._give_up(call)
                 if is_for_task(error) and not issubclass(type(error), SystemExit):
                     raise
                 problem = error
             if problem is not None:
                 self._report_call_error(name, function, problem)
-        if not running.done():
-            # It runs on after its timeout, and nobody can stop it.
-            await asyncio.wait([running])
+
+    def _start(
+        self, call: Future[FunctionEnd], function: Handler, arguments: tuple[Any, ...]
+    ) -> None:
+        """Start to call a plain function on a thread.
+
+        Raises:
+            RuntimeError: no thread could be started.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MOST_THREADS, _THREAD_PREFIX)
+        self._functions[call] = None
+        loop, within = asyncio.get_running_loop(), copy_context().run
+        try:
+            loop.run_in_executor(self._threads, within, self._run, call, function, arguments)
+        except Exception:
+            # The call may be queued all the same, and a thread that has become idle have begun it.
+            if call.cancel():
+                raise
+
+    def _run(
+        self, call: Future[FunctionEnd], function: Handler, arguments: tuple[Any, ...]
+    ) -> None:
+        """Call a plain function on this thread, unless it was given up before."""
+        if call.set_running_or_notify_cancel():
+            end = call_function(function, *arguments, kind=_KIND)
+            self._functions.pop(call, None)
+            call.set_result(end)
+
+    def _give_up(self, call: Future[FunctionEnd]) -> None:
+        """Let no thread begin a call any more; close what it returns if one has begun it."""
+        if call.cancel():
+            self._functions.pop(call, None)
+        else:
+            call.add_done_callback(_discard_result)
 
     def _get_slots(self) -> asyncio.Semaphore:
         """Return what limits the plain functions that run at once, in this event loop."""
@@ -282,6 +316,5 @@ def _is_async(function: Handler) -> bool:
         return False
 
 
-def _discard_result(running: "asyncio.Future[FunctionEnd]") -> None:
-    if not running.cancelled():
-        discard(running.result().result)
+def _discard_result(call: Future[FunctionEnd]) -> None:
+    discard(call.result().result)

@@ -1,9 +1,11 @@
 """What is reported of messages: events with their fields, counters, and the user's functions."""
 
 import asyncio
+import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
@@ -22,6 +24,7 @@ from jobsync.core.messages import (
 )
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
+from jobsync.queue import reporter as reporter_module
 from jobsync.queue.backend import EndedClaim, Message, Receipt
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.progress import ProgressWriter
@@ -392,10 +395,16 @@ async def test_a_keyboard_interrupt_on_the_event_loop_ends_the_program(
     assert told == (not is_async)
 
 
+def list_failures(notes: Notes) -> list[str]:
+    """Return the errors of callbacks that were reported."""
+    return [each.error for each in notes.emitted if isinstance(each, HandlerFailed)]
+
+
 async def test_a_plain_callback_runs_on_a_thread_for_its_timeout() -> None:
-    """What it returns is awaited in the same time; more than ten wait, but not for late ones."""
+    """What it returns is awaited in the same time. One that runs on is listed, and not awaited."""
     may_end, loop = threading.Event(), threading.current_thread()
     threads: list[threading.Thread] = []
+    returned: list[Coroutine[Any, Any, None]] = []
     together = threading.Barrier(10, timeout=60)
 
     def complete(_: Any, result: Any) -> Any:
@@ -403,27 +412,131 @@ async def test_a_plain_callback_runs_on_a_thread_for_its_timeout() -> None:
         if result == "blocks":
             together.wait()
             assert may_end.wait(60)
+            returned.append(asyncio.sleep(0))
+            return returned[-1]
         return asyncio.Event().wait() if result == "awaits" else None
 
-    notes = Notes(on_complete=complete, timeout=0.2)
+    notes = Notes(on_complete=complete, timeout=0.5)
     blocked = [
         asyncio.ensure_future(settle(notes.reporter, 1, Completed("blocks"), 0.0))
         for _ in range(10)
     ]
     await until(lambda: len(threads) == 10, "ten run")
-    for result in ("awaits", "ends"):
-        await settle(notes.reporter, 1, Completed(result), 0.0)
-    told = [each for each in notes.emitted if isinstance(each, HandlerFailed)]
+    # More than ten wait, but not for late ones.
+    await settle(notes.reporter, 1, Completed("awaits"), 0.0)
+    notes.reporter._timeout = None
+    await settle(notes.reporter, 1, Completed("ends"), 0.0)
+    told = list_failures(notes)
     assert len(told) == 11
-    assert all(each.error.startswith("TimeoutError") for each in told)
-    runs_functions = [notes.reporter.runs_functions]
-    assert not any(task.done() for task in blocked)
+    assert all(each.startswith("TimeoutError") for each in told)
+    is_done = [task.done() for task in blocked]
+    runs_functions = notes.reporter.runs_functions
     may_end.set()
-    await asyncio.wait(blocked)
+    await until(lambda: not notes.reporter.runs_functions, "they have returned")
+    states = {inspect.CORO_CLOSED}
+    await until(lambda: set(map(inspect.getcoroutinestate, returned)) == states, "all is closed")
     notes.reporter.close()
-    runs_functions.append(notes.reporter.runs_functions)
-    assert runs_functions == [True, False]
+    assert is_done == [True] * 10
+    assert runs_functions
+    assert len(returned) == 10
     assert loop not in threads
+
+
+def test_a_plain_callback_that_outlives_its_event_loop_is_forgotten_when_it_returns() -> None:
+    """Until then it is listed; in the next loop nothing is left of it."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def complete(*_: Any) -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    notes = Notes(on_complete=complete)
+
+    async def leave_it() -> None:
+        task = asyncio.ensure_future(settle(notes.reporter, 1, Completed(None), 0.0))
+        await until(begun.is_set, "it runs")
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(leave_it())
+    notes.reporter.close()
+    runs_functions = notes.reporter.runs_functions
+    may_end.set()
+    asyncio.run(until(lambda: not notes.reporter.runs_functions, "it is forgotten"))
+    assert runs_functions
+
+
+async def test_a_plain_callback_for_which_no_thread_can_be_started_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is told, and a thread that is started later does not call it."""
+    called: list[str] = []
+    notes = Notes(on_complete=lambda _, result: called.append(result))
+
+    def refuse(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        await settle(notes.reporter, 1, Completed("first"), 0.0)
+    (told,) = list_failures(notes)
+    assert told.startswith("RuntimeError: can't start new thread")
+    assert not notes.reporter.runs_functions
+    await settle(notes.reporter, 1, Completed("second"), 0.0)
+    notes.reporter.close()
+    assert called == ["second"]
+    assert len(list_failures(notes)) == 1
+
+
+async def test_a_plain_callback_that_another_thread_has_begun_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although none could be started for it: one has become idle just then."""
+    begun = threading.Event()
+
+    class Refusing(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **options: Any) -> NoReturn:
+            super().submit(*arguments, **options)
+            assert begun.wait(60)
+            raise RuntimeError("can't start new thread")
+
+    def fail(*_: Any) -> NoReturn:
+        begun.set()
+        raise ValueError("mine")
+
+    monkeypatch.setattr(reporter_module, "ThreadPoolExecutor", Refusing)
+    notes = Notes(on_complete=fail)
+    await settle(notes.reporter, 1, Completed(None), 0.0)
+    notes.reporter.close()
+    (told,) = list_failures(notes)
+    assert told.startswith("ValueError: mine")
+    assert not notes.reporter.runs_functions
+
+
+async def test_a_plain_callback_begins_in_time_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads is limited: that of those which nobody waits for, too."""
+    monkeypatch.setattr(reporter_module, "_MOST_THREADS", 1)
+    may_end = threading.Event()
+    called: list[str] = []
+
+    def complete(_: Any, result: str) -> None:
+        called.append(result)
+        if result == "blocks":
+            assert may_end.wait(60)
+
+    notes = Notes(on_complete=complete, timeout=0.5)
+    for result in ("blocks", "late"):
+        await settle(notes.reporter, 1, Completed(result), 0.0)
+    cancelled = asyncio.ensure_future(settle(notes.reporter, 1, Completed("cancelled"), 0.0))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    may_end.set()
+    await until(lambda: not notes.reporter.runs_functions, "it has returned")
+    await settle(notes.reporter, 1, Completed("in time"), 0.0)
+    notes.reporter.close()
+    assert called == ["blocks", "in time"]
+    assert [each.partition("\n")[0] for each in list_failures(notes)] == ["TimeoutError"] * 2
 
 
 @pytest.mark.parametrize(
