@@ -638,6 +638,33 @@ async def test_a_wrong_clock_is_a_reason_to_stand_back_in_each_life_of_the_plugi
             await ttl.start()
 
 
+@pytest.mark.parametrize("is_off", [False, True])
+async def test_a_sweep_that_finds_the_clock_wrong_hands_the_role_over_at_once(
+    is_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a heartbeat later; a time that is only not known yet is no reason."""
+
+    async def refresh() -> None:
+        """Leave it as it is."""
+
+    async with Database("memory://handover") as database:
+        vetoes: list[str] = []
+        ttl = TTLPlugin(resources=["sessions"], default_ttl=5, cleanup_interval=3600, **CALM)
+        ttl.on("plg:ttl:clock-vetoed", lambda event: vetoes.append(event["reason"]))
+        await database.use_plugin(ttl)
+        await wait_for_first_sweep(ttl)
+        clock = SimpleNamespace(
+            veto="why", is_off=is_off, measured_now=lambda: 0.0, refresh=refresh
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(ttl, "_fleet_clock", clock)
+            with pytest.raises(Unavailable, match="why"):
+                ttl._get_now()
+        coordinator = ttl._coordinator
+        assert coordinator is not None
+        assert (vetoes, coordinator.withheld) == ((["why"], "why") if is_off else ([], ""))
+
+
 async def test_options_of_other_plugins_are_refused() -> None:
     """With what to pass instead."""
     refused: list[tuple[dict[str, Any], str]] = [

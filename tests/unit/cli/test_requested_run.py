@@ -187,11 +187,32 @@ async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:
         await RequestedRun("job")._look(jobs, REQUEST)
 
 
-async def test_a_run_that_is_lost_was_asked_for() -> None:
-    """Its job was removed before it began."""
-    entry = await RequestedRun("gone")._look(await open_job(Statistics()), REQUEST)
-    assert entry is not None
-    assert (entry.status, entry.is_manual) == ("lost", True)
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("name", ["removed", "forgotten"])
+async def test_a_run_whose_job_was_removed_is_lost_unless_it_has_begun(
+    name: str, has_begun: bool
+) -> None:
+    """Whether the job is only marked as removed, or forgotten; what has begun may have ended."""
+    jobs = await open_job(Statistics())
+    state = JobState(
+        definition=JobDefinition(schedule="@daily"), defined_by="", last=0, is_removed=True
+    )
+    await jobs._jobs.create_many({"removed": state})
+    requested = RequestedRun(name)
+    requested._has_begun = has_begun
+    if has_begun:
+        with pytest.raises(Unavailable, match="its end is unknown"):
+            await requested._look(jobs, REQUEST)
+        return
+    entry = await requested._look(jobs, REQUEST)
+    assert entry == HistoryEntry(
+        job_name=name,
+        status="lost",
+        id="asked",
+        scheduled_time=100.0,
+        error="the job was removed",
+        is_manual=True,
+    )
 
 
 @pytest.mark.parametrize("pause", [None, JobPause(at=5.0)])

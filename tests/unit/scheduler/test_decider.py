@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobPause, JobState, RunRequest
@@ -192,3 +193,65 @@ async def test_a_process_that_stood_still_decides_nothing(lost_by: str) -> None:
     parts._duty.names = frozenset({"job"})
     with pytest.raises(Written if lost_by == "nothing" else Unavailable):
         await decider.decide(cast("Any", SimpleNamespace(name="job")), "me", "new", ())
+
+
+NEW = msgspec.structs.replace(MINE, id="new", instant=NOW - 60)
+LOST = msgspec.structs.replace(ORPHAN, is_manual=True)
+DUE = {"last": NOW - 3000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_on_duty", "started", "lost", "is_changed"),
+    [
+        (DUE, True, ["new"], [], True),
+        # Another process fires it since the state was read.
+        (DUE, False, [], [], False),
+        # An earlier call has written it, and its reply was lost.
+        ({"running": (NEW,)}, True, ["new"], [], False),
+        ({"running": (NEW,)}, False, ["new"], [], False),
+        ({}, True, [], [], False),
+        ({"running": (LOST,)}, True, [], ["orphan"], True),
+        ({"running": (LOST,), **DUE}, True, ["new"], ["orphan"], True),
+        ({"running": (LOST,)}, False, [], [], False),
+    ],
+)
+async def test_what_is_decided_is_started_told_and_noted(
+    fields: dict[str, Any], is_on_duty: bool, started: list[str], lost: list[str], is_changed: bool
+) -> None:
+    """By the state and the duty at the moment of the write; a successor hears how far it got."""
+    before = build_state("skip", **fields)
+    told: dict[str, list[str]] = {"started": [], "lost": [], "history": []}
+    written: list[JobState] = []
+    parts: Any = build_decider({"job": SimpleNamespace(state=before)})
+
+    async def find_gone(_: JobState) -> set[str]:
+        if not is_on_duty:
+            parts._duty.names = frozenset()
+        return {"dead"}
+
+    async def update(_: str, decide: Any) -> Any:
+        after = decide(before)
+        if after not in (None, before):
+            written.append(after)
+        return SimpleNamespace(state=before if after is None else after)
+
+    async def write_history(name: str, now: float) -> None:
+        assert now == NOW
+        told["history"].append(name)
+
+    async def read(_: str) -> Any:
+        return parts._cache.known["job"]
+
+    parts._cache.read, parts._cache.update = read, update
+    parts._cache.write_history = write_history
+    parts._membership.is_trusted = True
+    parts._owners.find_gone = find_gone
+    parts._duty.names, parts._duty.is_dirty = frozenset({"job"}), False
+    parts._runs = SimpleNamespace(
+        start=lambda _, __, run: told["started"].append(run.id),
+        report_loss=lambda _, run: told["lost"].append(run.id),
+    )
+    assert await parts.decide(cast("Any", SimpleNamespace(name="job")), "me", "new", ())
+    assert told == {"started": started, "lost": lost, "history": ["job"]}
+    assert bool(written) is is_changed
+    assert parts._duty.is_dirty
