@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -380,6 +381,70 @@ async def test_savepoints_can_be_nested(effects: Effects) -> None:
         await queue.enqueue({})
         await ended(queue)
         assert {*effects.read()} - {"kept as well"} == {"kept", "kept too"}
+
+
+def _set_factories(connection: Any) -> None:
+    """Let a connection return rows and texts of other kinds."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.row_factory = lambda *_: {}
+        connection.text_factory = bytes
+    else:
+        connection.row_factory = psycopg.rows.dict_row
+
+
+@pytest.mark.parametrize("group", [None, "a"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_message_is_completed_whatever_its_handler_has_set_on_the_connection(
+    effects: Effects, group: str | None, *, is_async: bool
+) -> None:
+    """Alone, beside others of its claim, and as the head of a group."""
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            _set_factories(connection)
+            await effects.write(connection, context.id)
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            _set_factories(connection)
+            effects.write_blocking(connection, context.id)
+
+    options = {"concurrency": 3, "max_attempts": 1}
+    async with run_queue(effects, handle if is_async else block, **options) as queue:
+        names = await queue.enqueue_many([{}] * 3, group=group)
+        stats = await ended(queue, 3)
+        assert (stats["completed"], stats["lost"]) == (3, 0)
+        assert sorted(effects.read()) == sorted(names)
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_transaction_sees_what_was_committed_before_each_statement(
+    locate: Locate, level: str, *, is_async: bool
+) -> None:
+    """On PostgreSQL, whatever the server's default is: others settle messages of the same claim."""
+    effects = Effects("postgres", locate("postgres"))
+    base, _, options = effects.url.partition("?")
+    escaped = level.replace(" ", r"\ ")
+    extra = f"options={quote(f'-c default_transaction_isolation={escaped}')}"
+    effects.url = f"{base}?{'&'.join(filter(None, [options, extra]))}"
+    found: list[Any] = []
+    query = "SELECT current_setting('default_transaction_isolation')", "SHOW transaction_isolation"
+
+    async def handle(_: Document, context: Context) -> None:
+        async with context.transaction() as connection:
+            for statement in query:
+                cursor = await connection.execute(statement)
+                found.append(await cursor.fetchone())
+
+    def block(_: Document, context: BlockingContext) -> None:
+        with context.transaction() as connection:
+            found.extend(connection.execute(statement).fetchone() for statement in query)
+
+    async with run_queue(effects, handle if is_async else block, max_attempts=1) as queue:
+        await queue.enqueue({})
+        assert (await ended(queue))["completed"] == 1
+    assert found == [(level,), ("read committed",)]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

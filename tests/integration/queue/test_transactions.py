@@ -1,6 +1,5 @@
 """Messages that are pushed in the caller's transaction."""
 
-import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -74,26 +73,32 @@ async def test_a_blocking_transaction_is_joined(pg: QueuePlugin, server_url: str
     assert await pg.count() == 1
 
 
+@pytest.mark.parametrize("place", ["", "group", "key"])
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_async", [True, False])
 async def test_a_transaction_wakes_the_workers_when_it_commits(
-    pg: QueuePlugin, server_url: str, count: int
+    pg: QueuePlugin, server_url: str, count: int, place: str, *, is_async: bool
 ) -> None:
-    """The notification is part of it, and idle workers receive it."""
-    async with (
-        await psycopg.AsyncConnection.connect(server_url, autocommit=True) as listener,
-        await psycopg.AsyncConnection.connect(server_url) as own,
-    ):
+    """The notification is part of it, and idle workers receive it, whatever was pushed."""
+    data = [{"n": n} for n in range(count)]
+    # Each message has a key of its own.
+    options: dict[str, Any] = {place: "a" if place == "group" else str} if place else {}
+    async with await psycopg.AsyncConnection.connect(server_url, autocommit=True) as listener:
         await listener.execute(f"LISTEN {channel_of(pg)}".encode())
-        if count == 1:
-            await pg.enqueue({"n": 1}, connection=own)
+        if is_async:
+            async with await psycopg.AsyncConnection.connect(server_url) as own:
+                pid = own.info.backend_pid
+                await pg.enqueue_many(data, connection=own, **options)
         else:
-            await pg.enqueue_many([{"n": n} for n in range(count)], connection=own)
-        await own.commit()
-        async with asyncio.timeout(30):
-            # The channel carries other notifications too.
-            async for note in listener.notifies():
-                if note.payload == f"queue/{pg.queue}":
-                    break
+            with psycopg.connect(server_url) as blocking:
+                pid = blocking.info.backend_pid
+                await pg.enqueue_many(data, connection=blocking, **options)
+        # The channel carries other notifications too.
+        async for note in listener.notifies(timeout=10):
+            if (note.payload, note.pid) == (f"queue/{pg.queue}", pid):
+                break
+        else:
+            pytest.fail("nobody was woken")
 
 
 def channel_of(queue: QueuePlugin) -> str:
