@@ -17,6 +17,7 @@ from jobsync import (
     Hooks,
     Invalid,
     Membership,
+    Misconfigured,
     Store,
     Term,
     Unavailable,
@@ -96,6 +97,41 @@ async def test_a_block_with_a_membership_ends_with_its_session(
     assert membership.store in closed
     assert not await membership.members()
     await until(lambda: threads.issuperset(threading.enumerate()), "its thread has ended")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Misconfigured("url", "…", "may not be written", "grant it"),
+        Unavailable("store", "too many connections"),
+        RuntimeError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("failing", ["open", "write"])
+async def test_a_session_that_cannot_start_says_why(error: Exception, failing: str) -> None:
+    """The error of the store that the session would have had, not only that it has ended."""
+
+    class FailingStore(StoreDecorator):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            del changes
+            raise error
+
+    async def open_own() -> Store:
+        if failing == "open":
+            raise error
+        return FailingStore(MemoryStore())
+
+    membership = Membership(
+        MemoryStore(),
+        Components.system(),
+        CoordinatorSettings(**QUICK),
+        open_own=open_own,
+        host=OwnThread(),
+    )
+    with pytest.raises(type(error)) as caught:
+        await membership.start()
+    assert caught.value is error
 
 
 async def test_without_an_election_a_process_can_stand_back_too() -> None:
