@@ -8,6 +8,7 @@ from waiting import until
 
 from jobsync import Database, Event, Invalid, Resource, TTLPlugin
 from jobsync.stores.contract import Change, Delete, Outcome, Put, Unknown
+from jobsync.ttl.callback import ExpiryCallback
 
 CALM: dict[str, Any] = {
     "heartbeat_interval": 10.0,
@@ -279,3 +280,44 @@ async def test_moves_to_several_archives_are_completed_together(
             name for name in names if name not in taken
         ]
         assert len(stored) == len(names) + len([name for name in names if name in taken])
+
+
+async def test_a_mark_is_a_change_of_its_record(stage: Stage) -> None:
+    """As by an update: who lists what has changed lately finds it."""
+    await stage.open(SOFT)
+    schema = {"at": "number", "left_at": "number"}
+    notes = await stage.database.create_resource("notes", schema)
+    before = await notes.insert({"id": "a", "at": 1.0})
+    assert (await stage.ttl.run_cleanup()).soft_deleted == 1
+    after = await notes.get("a")
+    assert after is not None
+    assert after["_updated_at"] == round(after["left_at"], 3) >= before["_updated_at"]
+    assert after["_created_at"] == before["_created_at"]
+
+
+async def test_totals_are_those_of_all_sweeps(stage: Stage) -> None:
+    """And not of the last one."""
+    await stage.open({"field": "at"})
+    for number, total in ((1, 1), (2, 3), (0, 3)):
+        await stage.notes.insert_many([{"at": 1.0} for _ in range(number)])
+        assert (await stage.ttl.run_cleanup()).deleted == number
+        stats = stage.ttl.stats()
+        assert (stats["total_deleted"], stats["total_expired"]) == (total, total)
+    assert stats["total_scans"] == 4
+
+
+@pytest.mark.parametrize(("has_room", "asked"), [(True, 6), (False, 2)])
+async def test_a_sweep_ends_when_nobody_can_be_asked_any_more(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool, asked: int
+) -> None:
+    """It does not go on to read a million records of which each is only an error."""
+    monkeypatch.setattr(ExpiryCallback, "has_room", has_room)
+    rule = {"field": "at", "on_expire": "callback", "callback": lambda *_: False}
+    async with Database("memory://") as database:
+        ttl = TTLPlugin(resources={"notes": rule}, **{**CALM, "batch_size": 2})
+        await database.use_plugin(ttl)
+        await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+        notes = await database.create_resource("notes", {"at": "number"})
+        await notes.insert_many([{"at": 1.0} for _ in range(6)])
+        done = await ttl.run_cleanup()
+    assert (done.kept, done.errors) == ((asked, 0) if has_room else (0, asked))
