@@ -413,6 +413,32 @@ async def test_a_term_is_over_if_the_role_has_another_epoch_or_another_owner(
     assert election.end_reason == ((1, "replaced") if is_over else (0, ""))
 
 
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+@pytest.mark.parametrize("renewals", [1, 2])
+async def test_a_role_can_be_released_right_after_its_mandate_was_renewed(
+    renewals: int, store: type[MemoryStore]
+) -> None:
+    """By one write, based on the renewal; and the worker knows until when it was renewed."""
+    pair = Pair(store)
+    election = await pair.lead()
+    ends: set[float] = set()
+    while len(ends) <= renewals:
+        assert pair.clock.mono_seconds < 1_000.0 + (renewals + 2) * MOST
+        await pair.clock.sleep(TIMING.heartbeat)
+        await pair.older.member.heartbeats._send()
+        await pair.older.check()
+        record = await pair.store.get(f"{ROLES}{ROLE}")
+        assert record is not None
+        assert election.role is not None
+        assert election.role.until == record.value["until"]
+        ends.add(record.value["until"])
+    assert pair.older.holds
+    await pair.older.leave()
+    record = await pair.store.get(f"{ROLES}{ROLE}")
+    assert record is not None
+    assert (record.value["owner"], record.value["epoch"]) == (None, 1)
+
+
 @pytest.mark.parametrize("highest", ["role", "tombstone", "governed", "removed", "seen", "told"])
 async def test_the_next_epoch_is_above_every_one_that_is_known_in_any_way(highest: str) -> None:
     """The record, what it governs, what this worker has seen, and what others told it, alone."""
