@@ -978,6 +978,24 @@ async def test_a_claim_that_was_closed_lately_answers(
     assert await settle(backend, early.receipt) is True
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_settlement_is_answered_although_its_messages_are_forgotten_early(
+    location: QueueLocation, backend: QueueBackend, count: int
+) -> None:
+    """Whose reply was lost: whoever repeats it is told that it was made, for minutes."""
+    await backend.push(new_messages(*range(count)))
+    batch = [
+        Settlement(receipt=each.receipt, move="complete")
+        for each in await claim(backend, visibility=1000)
+    ]
+    assert await backend.settle(batch) == [True] * count
+    location.advance(100)
+    # Pages remember what was completed for an hour.
+    is_kept = isinstance(location, PagesQueues)
+    assert await backend.forget("completed", older_than=50) == (0 if is_kept else count)
+    assert await backend.settle(batch) == [True] * count
+
+
 async def test_completed_messages_keep_no_payload(backend: QueueBackend) -> None:
     """Only that they were completed, and by which session."""
     await backend.push(new_messages(1))
