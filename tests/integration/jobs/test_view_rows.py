@@ -280,6 +280,27 @@ def test_each_delete_of_tokens_is_a_write(views: Views) -> None:
     assert len({*versions}) == 4
 
 
+def test_a_delete_writes_as_the_library_does(views: Views, kind: str) -> None:
+    """A new version, whose mark comes before those of the versions until then.
+
+    PostgreSQL has a clock, which dates it too.
+    """
+    key = KEYS.pins_of("a")
+    made = [Pin(task=task, token=1, patterns=("x",)) for task in "tuv"]
+    views.write({key: write_sheet("a", made)})
+    age = "interval '60 seconds'" if kind == "postgres" else "60"
+    for task in "tuv":
+        views.run(f"UPDATE jobsync_record SET written = written - {age} WHERE key = %s", key)
+        columns = "SELECT seq, trail, written FROM jobsync_record WHERE key = %s"
+        ((seq, trail, written),) = views.ask(columns, key)
+        views.run("DELETE FROM sync_lock WHERE task_id = %s", task)
+        ((new_seq, new_trail, new_written),) = views.ask(columns, key)
+        assert new_seq == seq + 1
+        assert new_trail.endswith(f" {trail}")
+        assert new_trail != trail
+        assert (new_written > written) is (kind == "postgres")
+
+
 def test_a_delete_of_pins_leaves_all_others(views: Views) -> None:
     """Those of the same task, pattern or node, and one that was deleted before and made again."""
     pins = [
