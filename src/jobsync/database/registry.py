@@ -82,7 +82,10 @@ class Registry(Generic[V]):
 
     def __getattr__(self, name: str) -> V:
         # Called only for missing attributes, by `copy`, `hasattr` and the like too.
-        if name.startswith("__") or name not in self._values:
+        if name.startswith("_"):
+            # Also those of a half-made object. Nothing that is registered has such a name.
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name not in self._values:
             raise AttributeError(self._describe_missing(name))
         return self._values[name]
 

@@ -1,6 +1,7 @@
 """How a run ended that a command has asked for, by what is left in the store."""
 
 from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -287,3 +288,32 @@ async def test_who_waits_for_a_run_hears_what_it_waits_for(
         "job: waiting: no process is the coordinator: one is elected within its worker_timeout"
     )
     assert lines == ([] if has_begun else [waiting])
+
+
+class EndingRun:
+    """The operations of a job whose run ends right after a request."""
+
+    def __init__(self, last: str) -> None:
+        self._last = last
+        self._run = build_requested_run(REQUEST, "w.1", 101.0)
+        self._has_ended = False
+
+    async def read_state(self, _: str) -> JobState:
+        running = () if self._has_ended else (self._run,)
+        self._has_ended |= self._last == "state"
+        definition = JobDefinition(schedule="@daily")
+        return JobState(definition=definition, defined_by="", last=0, running=running)
+
+    async def find_requested(self, *_: object) -> HistoryEntry:
+        entry = build_entry(self._run, "success" if self._has_ended else "running")
+        self._has_ended |= self._last == "record"
+        return entry
+
+
+@pytest.mark.parametrize("last", ["state", "record"])
+async def test_a_run_that_ends_while_a_command_looks_is_not_lost(last: str) -> None:
+    """It is still running, or has ended as its record says: never something between."""
+    jobs, requested = EndingRun(last), RequestedRun("job")
+    looks = [await requested._look(cast("JobOperations", jobs), REQUEST) for _ in range(3)]
+    assert {"success"} >= {look.status for look in looks if look is not None}
+    assert (looks[-1] is None) == (last == "record")

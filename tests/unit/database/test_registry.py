@@ -1,5 +1,6 @@
 """Definitions of resources: how old they are, and what a drop leaves that fails."""
 
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -7,7 +8,16 @@ import msgspec
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import Components, Database, Document, Events, Invalid, Plugin, Unavailable
+from jobsync import (
+    Components,
+    Database,
+    Document,
+    Events,
+    Invalid,
+    Plugin,
+    QueuePlugin,
+    Unavailable,
+)
 from jobsync.core.expiry import ExpiryRule
 from jobsync.core.partitions import Partition, PartitionField
 from jobsync.database.backfill import Backfill
@@ -230,3 +240,18 @@ async def test_a_type_and_attributes_are_never_combined() -> None:
         (found,) = await plain.list()
         assert (type(found), found.a) == (Document, "x")
         assert await database.resource("things", type=_Thing).list() == [_Thing("x")]
+
+
+@pytest.mark.parametrize("name", ["resources", "plugins"])
+async def test_a_copy_of_a_registry_shows_the_same(name: str) -> None:
+    """Found: to copy one, or to ask a half-made one for anything, recursed without an end."""
+    async with Database("memory://", plugins=[QueuePlugin("mails")]) as database:
+        await database.create_resource("notes")
+        registry = getattr(database, name)
+        again = copy.copy(registry)
+        assert [(each, again[each]) for each in again] == [(each, registry[each]) for each in again]
+        assert len(again) == len(registry) > 0
+        kind: Any = type(registry)
+        assert not hasattr(kind.__new__(kind), "notes")
+        with pytest.raises(AttributeError, match="has no attribute '_unknown'"):
+            _ = registry._unknown

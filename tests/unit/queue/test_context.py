@@ -1,6 +1,7 @@
 """The context of a handler: the same for coroutines and for plain functions on their threads."""
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -179,3 +180,18 @@ async def test_a_transaction_whose_worker_has_ended_is_cut(
     with pytest.raises(expected) if is_cut or is_failed else nullcontext():
         await asyncio.to_thread(work)
     assert block.is_cut == is_cut
+
+
+async def test_a_transaction_that_is_never_left_is_cut_when_it_is_collected() -> None:
+    """Its function has kept nothing of it: otherwise it would hold up others until its limit."""
+    block = LeftBlock(None)
+    context = Context(MESSAGE, "worker-1", FakeClock(), 30.0, cast("ClaimOwner", Owner()))
+    setattr(context, "open_blocking_transaction", lambda _: block)  # noqa: B010 - a method
+    blocking = BlockingContext(context, asyncio.get_running_loop())
+
+    def work() -> bool:
+        blocking.transaction().__enter__()
+        gc.collect()
+        return block.is_cut
+
+    assert await asyncio.to_thread(work)

@@ -98,6 +98,14 @@ def test_records_never_come_back_from_their_archives(
     assert f'drop_expiry("{last}")' in str(caught.value.fix)
 
 
+@pytest.mark.parametrize("wanted", [{}, {"ttl": 5}, {"field": "at"}])
+def test_a_rule_that_a_plugin_replaces_makes_no_circle(wanted: Any) -> None:
+    """What is stored of a resource that it governs does not count, also if it archives no more."""
+    rules = make_rules({"a": archive_to("b"), "b": wanted}, {"b": "a"})
+    (rule,) = rules.choose(Definition("a"))
+    assert rule == ExpiryRule(ttl=60.0, on_expire="archive", archive_resource="b")
+
+
 @pytest.mark.parametrize("count", range(len(_ADDED) + 1))
 @pytest.mark.parametrize("stored", [{}, {"x": "a"}, {"x": "b"}])
 def test_a_move_overwrites_no_field_of_users(count: int, stored: dict[str, str]) -> None:
