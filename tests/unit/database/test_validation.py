@@ -156,6 +156,35 @@ def test_all_records_of_a_batch_are_explained() -> None:
     assert validator.check_many([{"a": 1}], ["1"]) == [{"id": "1", "a": 1}]
 
 
+UNTEXT = "\ud800"
+"""Half of a pair: no text that can be stored."""
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    ("attributes", "record"),
+    [
+        ({"a": "string|enum:x,y"}, {"a": UNTEXT}),
+        ({"a": "uuid"}, {"a": UNTEXT}),
+        ({"a": "date"}, {"a": UNTEXT}),
+        ({"a": "number"}, {"a": UNTEXT}),
+        ({"a": "array|items:number"}, {"a": [UNTEXT]}),
+        ({"a": {"b": "string|enum:x,y"}}, {"a": {"b": UNTEXT}}),
+        ({"a": "string|required"}, {UNTEXT: 1}),
+        ({"a": {"b": "string|required"}}, {"a": {UNTEXT: 1}}),
+    ],
+    ids=ascii,
+)
+def test_what_no_text_can_be_is_refused_by_its_field(
+    attributes: dict[str, Any], record: dict[str, Any], build: str
+) -> None:
+    """Where it is wrong by the schema; any other is refused when it is encoded."""
+    with pytest.raises(InvalidRecord) as caught:
+        BUILDS[build](make_validator(attributes, strict=True), record)
+    fields = {each.field.removeprefix("[0].") for each in caught.value.problems}
+    assert fields & {"a", "a[0]", "a.b", UNTEXT, ascii(UNTEXT)[1:-1]}
+
+
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_bound_may_be_larger_than_any_stored_number(build: str) -> None:
     """Then it refuses nothing, or everything."""
