@@ -180,9 +180,9 @@ def test_what_no_text_can_be_is_refused_by_its_field(
 ) -> None:
     """Where it is wrong by the schema; any other is refused when it is encoded."""
     with pytest.raises(InvalidRecord) as caught:
-        BUILDS[build](make_validator(attributes, strict=True), record)
+        BUILDS[build](make_validator(attributes), record)
     fields = {each.field.removeprefix("[0].") for each in caught.value.problems}
-    assert fields & {"a", "a[0]", "a.b", UNTEXT, ascii(UNTEXT)[1:-1]}
+    assert fields <= {"a", "a[0]", "a.b"}
 
 
 @pytest.mark.parametrize("build", BUILDS)
