@@ -307,7 +307,7 @@ class _PendingCall(Generic[T]):
         self._wake()
 
     def abandon(self) -> None:
-        """Give it up: its loop was closed, and its caller waits no longer."""
+        """Abandon it: its loop was closed, and its caller waits no longer."""
         if self.outcome is None:
             self.outcome = asyncio.CancelledError()
 

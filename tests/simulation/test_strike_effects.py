@@ -191,7 +191,7 @@ LINK_FAULTS: dict[str, Any] = {
 
 
 def break_links(node: Node, name: str) -> None:
-    """Give all links of a node a fault."""
+    """Add a fault to all links of a node."""
     for link in node.links:
         setattr(link, name, LINK_FAULTS[name])
 

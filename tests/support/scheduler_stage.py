@@ -80,7 +80,7 @@ class Stage:
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, outage: str) -> None:
-    """Let the next request fail that stores new jobs, in one of the ways of `OUTAGES`."""
+    """Fail the next request that stores new jobs, in one of the ways of `OUTAGES`."""
     create = JobStore.create_many
 
     async def fail(jobs: JobStore, states: Mapping[str, JobState]) -> set[str]:

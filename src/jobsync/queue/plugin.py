@@ -315,7 +315,7 @@ class QueuePlugin(CoordinatorPlugin, TaskCalls, MessageCalls[RecordT]):
             self.run_in_background(partial(self._offer_job, task), "offers a job")
 
     async def _offer_job(self, task: str) -> None:
-        """Let the schedulers that run enqueue a task; report it if there is none, or one refuses.
+        """Offer a task to the schedulers that run; report it if there is none, or one refuses.
 
         Raises:
             Unavailable: the store does not answer, refuses, or its reply is lost; this is called

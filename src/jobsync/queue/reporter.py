@@ -286,7 +286,7 @@ class QueueReporter:
             call.set_result(end)
 
     def _give_up(self, call: Future[FunctionEnd]) -> None:
-        """Let no thread begin a call any more; close what it returns if one has begun it."""
+        """Keep threads from beginning a call; close what it returns if one has begun it."""
         if call.cancel():
             self._functions.pop(call, None)
         else:

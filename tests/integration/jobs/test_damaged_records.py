@@ -112,7 +112,7 @@ class Fleet:
         await self.store.write([Put(key, value, record)])
 
     async def pass_loops(self, *nodes: JobNode) -> None:
-        """Let the loop of each node run once from its start."""
+        """Run the loop of each node once from its start."""
         nodes = nodes or (self.leader, self.other)
         for _ in range(2):
             for node in nodes:

@@ -384,7 +384,7 @@ async def test_savepoints_can_be_nested(effects: Effects) -> None:
 
 
 def _set_factories(connection: Any) -> None:
-    """Let a connection return rows and texts of other kinds."""
+    """Make a connection return rows and texts of other kinds."""
     if isinstance(connection, sqlite3.Connection):
         connection.row_factory = lambda *_: {}
         connection.text_factory = bytes

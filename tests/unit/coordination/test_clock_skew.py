@@ -166,7 +166,7 @@ class SlowServer(ServerTime):
         self.clocks, self.there, self.back = clocks, there, back
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass everywhere."""
+        """Advance the time everywhere."""
         for clock in self.clocks:
             clock.mono_seconds += seconds
             clock.wall_seconds += seconds

@@ -137,7 +137,7 @@ def finish(worker: FakeWorker, handled: int = 0) -> None:
 
 @pytest.fixture
 def within_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let calls of `drain` be those of handlers: the worker in the background runs on."""
+    """Make calls of `drain` those of handlers: the worker in the background runs on."""
     monkeypatch.setattr(local_workers, "find_calling_worker", lambda _: object())
 
 
