@@ -895,3 +895,37 @@ async def test_a_renewal_that_fails_is_tried_again_at_the_next_check(
         ]
         assert len(tries) == number * (fails + 1)
         assert election.held_term is term is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "takes_it"),
+    [
+        ({}, False),
+        ({"epoch": 2}, False),
+        ({"epoch": 2, "former": "own"}, False),
+        ({"epoch": 2, "former": "worker-0.0badcafe"}, True),
+        # Of the same epoch: it was over before this worker started.
+        ({"former": "worker-0.0badcafe"}, False),
+    ],
+    ids=str,
+)
+async def test_a_cold_start_ends_when_somebody_else_has_led_meanwhile(
+    change: dict[str, object], *, takes_it: bool
+) -> None:
+    """Although that term is over again: whoever leads a fleet has observed it for long enough."""
+    pair = Pair()
+    worker = pair.older
+    slow = CoordinatorSettings(cold_start_observation_window=100.0)
+    worker.settings = slow.for_store(pair.store, TIMING)
+    await pair.write_role()
+    await pair.start(worker)
+    await worker.check()
+    assert not worker.holds
+    fields = {
+        name: worker.member.session.incarnation if value == "own" else value
+        for name, value in change.items()
+    }
+    await pair.write_role(**fields)
+    for _ in range(2):
+        await worker.check()
+    assert worker.holds == takes_it
