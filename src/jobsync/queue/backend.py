@@ -302,9 +302,9 @@ class QueueBackend(MessageOperations):
         """Count the messages in each state."""
 
     async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
-        """Whether a limit holds back messages that could be claimed now.
+        """Whether there are messages that could be claimed now if there were no limits.
 
-        Only databases have limits.
+        Only databases have limits, so others are never asked.
 
         Args:
             tasks: as in `claim`.

@@ -228,7 +228,7 @@ class RecordingBackend(QueueBackend):
         return await self._inner.count()
 
     async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
-        """Whether a limit holds back messages that could be claimed now."""
+        """Whether there are messages that could be claimed now if there were no limits."""
         return await self._inner.has_claimable(tasks)
 
     async def find_newer(self) -> Mapping[int, int]:

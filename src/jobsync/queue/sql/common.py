@@ -236,7 +236,7 @@ class SqlBackend(SqlMessageOperations, QueueBackend):
         )
 
     async def has_claimable(self, tasks: Collection[str] | None = None) -> bool:
-        """Whether a limit holds back messages that could be claimed now."""
+        """Whether there are messages that could be claimed now if there were no limits."""
         return await self._has_claimable(WantedTasks.read(tasks))
 
     def _is_limited(self, request: ClaimRequest) -> bool:
